@@ -1,0 +1,1 @@
+"""All that runs inside the training container. Knows no cloud."""

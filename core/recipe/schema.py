@@ -1,0 +1,243 @@
+"""The recipe's schema: what may be written, with its unit and meaning. Strict: an unknown key is an error.
+
+The docstring under each field becomes its description in the JSON schema and in the reference page.
+Checks that need more than one section are in :mod:`isthmus.core.recipe.checks`.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from isthmus.core.recipe.stages import EMA, Objective, Optimizer, Positive, Section, Stage
+from isthmus.core.recipe.units import Duration, Every, Interval, Repeat, Size
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
+Place = str | list[str] | dict[str, str | list[str]]
+"""A URI, several roots of the same data, or one of these for each backend."""
+
+
+class Model(Section):
+    """The denoiser."""
+
+    family: Literal["unet", "dit", "mmdit"]
+    """unet: UNet2DConditionModel, dit: PixArtTransformer2DModel, mmdit: SD3Transformer2DModel (diffusers' classes)."""
+    preset: str | None = None
+    """A named configuration of that family, such as `sdxl`, `sd3-medium`, `pixart-512`."""
+    config: dict[str, Any] = {}
+    """Arguments of the diffusers class; over the preset's where there is one."""
+
+
+class Autoencoder(Section):
+    """What turned pictures into latents, and turns samples back into pictures."""
+
+    kind: Literal["diffusers", "patch_pca"]
+    """diffusers: an AutoencoderKL; patch_pca: the quickstart's closed-form linear autoencoder."""
+    source: str
+    """A folder, a URI or a hub name; for patch_pca the folder beside the shards it was fitted for."""
+    latent_channels: Positive
+    """Channels of a latent."""
+    factor: Positive
+    """Pixels per latent cell along one side."""
+
+
+class TextEncoder(Section):
+    """One text encoder; its tokens and pooled vector are columns of the shards."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+    """The column's name, such as `clip_l` or `t5`."""
+    kind: Literal["clip", "t5", "minilm"]
+    """clip and t5: transformers' classes; minilm: the sentence encoder that the quickstart brings."""
+    source: str
+    """A folder, a URI or a hub name."""
+    max_tokens: Positive
+    """Tokens stored for a caption; longer ones are cut."""
+    width: Positive
+    """Width of a token's embedding."""
+    pooled_width: Positive | None = None
+    """Width of the pooled vector, when the encoder's is used."""
+
+
+class Encoders(Section):
+    """What the shards were made with; checked against the dataset's fingerprints."""
+
+    autoencoder: Autoencoder
+    text: Annotated[list[TextEncoder], Field(min_length=1)]
+
+
+class Source(Section):
+    """One latent dataset."""
+
+    uri: Place
+    """Where it is: a URI or path, a list of roots, or one of these for each backend."""
+    repeat: Repeat = Fraction(1)
+    """Appearances of each sample in an epoch; fractions such as 1/2 or 1.5 are allowed."""
+
+
+class Buckets(Section):
+    """Aspect classes, fixed when a dataset is encoded."""
+
+    step: Positive = 64
+    """Widths and heights are multiples of this many pixels at the largest resolution."""
+    min_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Smallest width / height."""
+    max_ratio: Annotated[float, Field(ge=1)] = 1.0
+    """Largest width / height."""
+
+
+class Data(Section):
+    """Where the latents are and how they are read."""
+
+    sources: Annotated[list[Source], Field(min_length=1)]
+    access: Literal["stream", "mount", "download"] = "stream"
+    """stream: range reads from the store; mount: FastFile on SageMaker, ro_mount on Azure ML; download: a copy on the node first."""
+    shuffle_window: Positive = 16384
+    """Samples that are shuffled together, over all ranks and buckets."""
+    lanes: Positive
+    """Deterministic sample streams. world size | lanes | global batch size, so at least the largest world size."""
+    memory_limit: Size = 4_000_000_000
+    """Per rank, for blocks read ahead; a launch whose order needs more is refused."""
+    buckets: Buckets = Buckets()
+    """How `isthmus data encode` cuts pictures; one choice for a dataset."""
+
+
+class Parallel(Section):
+    """How a step is spread over the ranks."""
+
+    strategy: Literal["ddp", "fsdp", "hsdp"] = "fsdp"
+    """ddp: replicas; fsdp: FSDP2 over all ranks; hsdp: shards within `shard_size` ranks, replicas across."""
+    shard_size: Positive | None = None
+    """hsdp only: ranks that share one copy; default the processes of one node."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Of the forward and backward pass; weights, reductions and optimizer stay fp32."""
+    compile: bool | Literal["inductor", "aot_eager"] = False
+    """torch.compile per block; a name chooses the compiler's backend."""
+    activation_checkpointing: bool = False
+    """Recompute each block's activations in the backward pass."""
+
+
+class Checkpoint(Section):
+    """When the state is saved and how much is kept."""
+
+    every: Every = Interval(steps=1000)
+    """`1000 steps` or `15 min`."""
+    keep: Positive = 3
+    """Newest committed checkpoints kept; older ones go after a new one is committed."""
+    keep_every: Positive | None = None
+    """Checkpoints at multiples of this many steps are never removed."""
+
+
+class Validation(Section):
+    """What is watched during training."""
+
+    prompts: list[str] = []
+    """Captions drawn as a grid; their embeddings are stored beside the shards when encoding."""
+    every: Every = Interval(steps=1000)
+    """Rhythm of grids and validation loss."""
+    loss_by_timestep: bool = False
+    """Measure the loss at even timesteps over held-out samples."""
+    sources: list[Source] = []
+    """Held-out datasets for the loss; empty: a fixed set of training samples, marked as such."""
+    samples: Positive = 256
+    """Samples the loss is taken over."""
+    timestep_bins: Positive = 8
+    """Even timesteps, and bins of the reported loss."""
+    guidance_scale: Annotated[float, Field(ge=1)] = 4.0
+    """Classifier-free guidance of the grids; 1 is none."""
+    sampling_steps: Positive = 25
+    """Denoising steps of the grids."""
+    scheduler: Literal["auto", "flow_match_euler", "ddim", "euler", "dpmsolver"] = "auto"
+    """diffusers scheduler; auto: flow_match_euler for flow, ddim otherwise."""
+
+
+class Offer(Section):
+    """Somewhere to go, in order of preference."""
+
+    backend: str
+    region: str | None = None
+    tier: Literal["on_demand", "spot", "reserved"] = "on_demand"
+    """spot covers Azure's low priority."""
+    sku: str | None = None
+    """The cloud's name of the machine, when the GPU and count leave a choice."""
+
+
+class Compute(Section):
+    """How many machines of what kind."""
+
+    nodes: Positive = 1
+    gpus_per_node: Positive = 8
+    """GPUs of a node; processes of a node where `gpu` is `none`. World size = nodes x gpus_per_node."""
+    gpu: Literal[
+        "none", "a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb", "l40s-48gb", "a10g-24gb"
+    ]
+    """none: train on CPU."""
+    offers: list[Offer] = []
+    """In order: where to go, and where to go next."""
+    max_restarts: Annotated[int, Field(ge=0)] = 10
+    """Restarts after preemption before giving up."""
+
+
+class Threshold(Section):
+    """Bounds of one metric; a breach that lasts `for` raises an alarm event."""
+
+    min: float | Literal["auto"] | None = None
+    """auto derives the expected figure from the recipe."""
+    max: float | None = None
+    for_: Annotated[Duration, Field(alias="for")] = 600.0
+    """How long it must last."""
+
+
+class Monitor(Section):
+    """Thresholds watched during training, per node."""
+
+    gpu_utilization: Threshold | None = None
+    """Percent busy, mean of a node's GPUs."""
+    gpu_memory: Threshold | None = None
+    """Percent of GPU memory used, mean of a node's GPUs."""
+    gpu_energy_kilojoules: Threshold | None = None
+    """Energy of a node's GPUs within `for`; 8 A100 at 400 W need 312 s for 1000 kJ."""
+    fabric_gigabytes_per_s: Threshold | None = None
+    """Bytes received over InfiniBand or EFA by a node."""
+    data_wait: Threshold | None = None
+    """Percent of step time spent waiting for data."""
+
+
+class Budget(Section):
+    """Caps over all restarts; the run checkpoints and stops when one is reached."""
+
+    max_usd: Annotated[float, Field(gt=0)] | None = None
+    """US dollars."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of running, summed over attempts."""
+
+
+class Recipe(Section):
+    """Everything about a training run, cloud-neutral, with a small section for each backend."""
+
+    version: Literal[1]
+    """Of the recipe format."""
+    name: Name
+    """Lower-case letters, digits and dashes; run ids start with it."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of initial weights, sample order, noise and timesteps."""
+    model: Model
+    encoders: Encoders
+    data: Data
+    objective: Objective = Objective()
+    optimizer: Optimizer = Optimizer()
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    parallel: Parallel = Parallel()
+    ema: EMA = EMA()
+    checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
+    compute: Compute
+    run_directory: Place
+    """Where runs are written; a URI, or one for each backend. A run lives in `<run_directory>/<run id>`."""
+    code: str | None = None
+    """A folder of the team's own code, packaged by hash."""
+    monitor: Monitor = Monitor()
+    budget: Budget = Budget()
+    backends: dict[str, dict[str, Any]] = {}
+    """One section for each backend; the backend's own model validates it."""
