@@ -1,0 +1,68 @@
+# `make quickstart` and `make test` work on a fresh machine with Python >= 3.11 and make.
+# Linux without a GPU: `make setup TORCH_INDEX=<address of PyTorch's CPU wheels>` saves gigabytes (see README).
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMP := $(VENV)/.setup-done
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: setup system quickstart test test-all check bench format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: isthmus needs Python >= 3.11; name one: make setup PYTHON=python3.12"; exit 2; }
+	@echo "setup: a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get -qq update && apt-get -qqy install python3-venv && $(PYTHON) -m venv $(VENV); \
+		else echo "error: python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; fi; }
+	@$(PIP) --upgrade pip setuptools wheel
+	@echo "setup: PyTorch and what training needs (a few minutes on the first run)"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url $$($(BIN)/python -m pip config get global.index-url 2>/dev/null || echo $(TORCH_INDEX))) torch
+	@$(PIP) --no-build-isolation --editable '.[quickstart]' --group dev
+	@touch $@
+
+# What only the system's package manager has: Chromium, for the test that looks at the report. Needs root; skipped otherwise.
+system:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: chromium, for the report's browser test"; \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends chromium >/dev/null \
+			|| echo "setup: chromium could not be installed; the browser test will be skipped"; \
+	fi
+
+quickstart: setup
+	$(BIN)/isthmus quickstart
+
+test: setup system
+	$(PYTEST) tests/unit -m "not slow" -n 2
+	$(PYTEST) tests/conformance tests/e2e tests/faults -m "not slow" --durations 10
+
+# Everything, the slow tests too.
+test-all: test
+	$(PYTEST) tests -m slow --durations 10
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(PYTEST) tests/unit/test_walls.py
+	@# A type checker cannot follow pyproject's directory mapping: build the wheel, install it, check that.
+	@rm -rf build && mkdir -p build/wheel build/site
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@$(BIN)/python -m pip install --quiet --no-deps --target build/site build/wheel/*.whl
+	MYPYPATH=build/site $(BIN)/mypy --cache-dir .mypy_cache -p isthmus
+
+bench: setup
+	$(BIN)/python benchmarks/cli_start.py
+	$(BIN)/python benchmarks/paced_reader.py
+	$(BIN)/python benchmarks/trainer_step.py
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis quickstart
