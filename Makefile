@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 		else echo "error: python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; fi; }
 	@$(PIP) --upgrade pip setuptools wheel
 	@echo "setup: PyTorch and what training needs (a few minutes on the first run)"
-	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url $$($(BIN)/python -m pip config get global.index-url 2>/dev/null || echo $(TORCH_INDEX))) torch
+	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(PIP) --no-build-isolation --editable '.[quickstart]' --group dev
 	@touch $@
 
