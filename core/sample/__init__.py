@@ -1,0 +1,1 @@
+"""Images from trained weights: sampling, labelled grids, loading a run, export to diffusers."""
