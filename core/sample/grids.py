@@ -87,7 +87,7 @@ def labelled_grid(
             )
             draw.rectangle(frame, outline=_MARK, width=2)
     if footer:
-        draw.text((_GAP, sheet.height - ending), footer, fill=_INK, font=font)
+        draw.text((_GAP, sheet.height - ending + 2), footer, fill=_INK, font=font)
     return sheet
 
 

@@ -7,7 +7,7 @@ collectives of a sharded model stay in step) and ``isthmus sample`` calls it on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -152,4 +152,4 @@ def sample_latents(
         rows = timestep.to(device=device, dtype=torch.float32).expand(shape[0])
         prediction = step(noisy, rows).float()
         latents = inverse.step(prediction, timestep, latents, return_dict=False)[0]
-    return cast(Tensor, latents)
+    return latents
