@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-_NUMBER = r"(?P<number>\d+(?:\.\d+)?)"
+_NUMBER = r"(?P<number>\d{1,15}(?:\.\d{1,15})?)"
 _SIZES = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
@@ -28,7 +28,7 @@ def parse_size(value: Any) -> int:
         if not match:
             raise ValueError("a size such as `4 GB` or `512 MiB`")
         size = int(Fraction(match["number"]) * _SIZES[match["unit"]])
-    if size <= 0:
+    if not 0 < size <= 10**18:
         raise ValueError("a size above zero, such as `4 GB`")
     return size
 
@@ -44,9 +44,18 @@ def parse_duration(value: Any) -> float:
         if not match:
             raise ValueError("a duration such as `30 s`, `15 min` or `2 h`")
         seconds = float(match["number"]) * _SECONDS[match["unit"]]
-    if seconds <= 0:
+    if not 0.001 <= seconds <= 1e9:
         raise ValueError("a duration above zero, such as `15 min`")
-    return seconds
+    # Whole milliseconds are written and read back exactly.
+    return round(seconds, 3)
+
+
+def format_seconds(seconds: float) -> str:
+    """The duration as :func:`parse_duration` reads it back exactly: ``"900 s"``."""
+    from decimal import Decimal
+
+    text = format(Decimal(repr(float(seconds))), "f")
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class Interval:
     seconds: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.steps} steps" if self.steps is not None else f"{self.seconds:g} s"
+        return f"{self.steps} steps" if self.steps is not None else format_seconds(self.seconds or 0.0)
 
     def due(self, steps_since: int, seconds_since: float) -> bool:
         """Whether it is time again, given what has passed since the last time."""
@@ -75,26 +84,33 @@ def parse_interval(value: Any) -> Interval:
     if isinstance(value, int) and not isinstance(value, bool):
         steps = value
     else:
-        match = re.fullmatch(r"([\d_]+)\s*steps?", str(value).strip())
+        match = re.fullmatch(r"(\d[\d_]{0,14})\s*steps?", str(value).strip())
         if not match:
             try:
                 return Interval(seconds=parse_duration(str(value)))
             except ValueError:
                 raise ValueError(message) from None
         steps = int(match[1])
-    if steps <= 0:
+    if not 0 < steps <= 10**12:
         raise ValueError(message)
     return Interval(steps=steps)
 
 
 def parse_fraction(value: Any) -> Fraction:
     """``1``, ``0.5`` or ``"3/2"`` -> an exact fraction with a small denominator."""
-    try:
-        fraction = value if isinstance(value, Fraction) else Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError("a number above zero such as `1`, `0.5` or `3/2`") from None
-    if isinstance(value, bool) or fraction <= 0:
-        raise ValueError("a number above zero such as `1`, `0.5` or `3/2`")
+    message = "a number above zero such as `1`, `0.5` or `3/2`"
+    if isinstance(value, Fraction):
+        fraction = value
+    else:
+        # Few digits and no exponent: Fraction("1e999999999") would compute for hours.
+        if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}(\.\d{0,17}|/\d{1,9})?", str(value).strip()):
+            raise ValueError(message)
+        try:
+            fraction = Fraction(str(value).strip())
+        except ZeroDivisionError:
+            raise ValueError(message) from None
+    if fraction <= 0:
+        raise ValueError(message)
     limited = fraction.limit_denominator(1000)
     if abs(float(limited) - float(fraction)) > 1e-9:
         raise ValueError("a fraction with a denominator up to 1000, such as `1/3`")
@@ -111,7 +127,7 @@ Size = Annotated[int, BeforeValidator(parse_size), _string(r"^[\d.]+ ?([KMGT]i?)
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
-    PlainSerializer(lambda seconds: f"{seconds:g} s", return_type=str),
+    PlainSerializer(format_seconds, return_type=str),
     _string(r"^[\d.]+ ?(s|min|h|d)$", "15 min"),
 ]
 Every = Annotated[

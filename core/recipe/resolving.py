@@ -1,0 +1,44 @@
+"""A recipe for one backend: every place becomes that backend's own."""
+
+from __future__ import annotations
+
+from isthmus.core.recipe.problems import Problem, closest
+from isthmus.core.recipe.schema import Place, Recipe, Source
+from isthmus.errors import RecipeError
+
+
+def resolve(recipe: Recipe, backend: str) -> Recipe:
+    """The recipe with the places of one backend: sources become ``list[str]``, run_directory ``str``.
+
+    Idempotent. Raises RecipeError when a place is given for each backend and has no entry for this one.
+    """
+    problems: list[Problem] = []
+
+    def pick(place: Place, path: tuple[str | int, ...]) -> list[str]:
+        if isinstance(place, dict):
+            if backend not in place:
+                guess = closest(backend, place)
+                hint = f"did you mean `{guess}`?" if guess else f"it has {', '.join(place)}"
+                problems.append(Problem((*path, backend), f"no place for backend {backend}", hint))
+                return []
+            place = place[backend]
+        return [place] if isinstance(place, str) else list(place)
+
+    def sources(section: str, listed: list[Source]) -> list[Source]:
+        return [
+            source.model_copy(update={"uri": pick(source.uri, (section, "sources", index, "uri"))})
+            for index, source in enumerate(listed)
+        ]
+
+    update: dict[str, object] = {
+        "data": recipe.data.model_copy(update={"sources": sources("data", recipe.data.sources)})
+    }
+    if recipe.validation.sources:
+        held_out = sources("validation", recipe.validation.sources)
+        update["validation"] = recipe.validation.model_copy(update={"sources": held_out})
+    runs = pick(recipe.run_directory, ("run_directory",))
+    if runs:
+        update["run_directory"] = runs[0]
+    if problems:
+        raise RecipeError([problem.line(f"recipe {recipe.name}") for problem in problems])
+    return recipe.model_copy(update=update)
