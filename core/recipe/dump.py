@@ -53,10 +53,10 @@ def _flow(value: Any) -> str:
         return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_flow(item) for item in value) + "]"
-    if isinstance(value, str) and value.isascii() and value.replace("_", "").replace("-", "").isalnum():
-        if value[0].isalpha() and value.lower() not in _WORDS:
-            return value
-    return _quoted(value) if isinstance(value, str) else dumps(value)
+    if not isinstance(value, str):
+        return dumps(value)
+    plain = value.isascii() and value.replace("_", "").replace("-", "").isalnum() and value[0].isalpha()
+    return value if plain and value.lower() not in _WORDS else _quoted(value)
 
 
 def _quoted(text: str) -> str:

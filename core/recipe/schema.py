@@ -26,7 +26,7 @@ class Model(Section):
     """unet: UNet2DConditionModel, dit: PixArtTransformer2DModel, mmdit: SD3Transformer2DModel (diffusers' classes)."""
     preset: str | None = None
     """A named configuration of that family, such as `sdxl`, `sd3-medium`, `pixart-512`."""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the diffusers class; over the preset's where there is one."""
 
 
@@ -132,13 +132,13 @@ class Checkpoint(Section):
 class Validation(Section):
     """What is watched during training."""
 
-    prompts: list[str] = []
+    prompts: list[str] = Field(default_factory=list)
     """Captions drawn as a grid; their embeddings are stored beside the shards when encoding."""
     every: Every = Interval(steps=1000)
     """Rhythm of grids and validation loss."""
     loss_by_timestep: bool = False
     """Measure the loss at even timesteps over held-out samples."""
-    sources: list[Source] = []
+    sources: list[Source] = Field(default_factory=list)
     """Held-out datasets for the loss; empty: a fixed set of training samples, marked as such."""
     samples: Positive = 256
     """Samples the loss is taken over."""
@@ -173,7 +173,7 @@ class Compute(Section):
         "none", "a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb", "l40s-48gb", "a10g-24gb"
     ]
     """none: train on CPU."""
-    offers: list[Offer] = []
+    offers: list[Offer] = Field(default_factory=list)
     """In order: where to go, and where to go next."""
     max_restarts: Annotated[int, Field(ge=0)] = 10
     """Restarts after preemption before giving up."""
@@ -239,5 +239,5 @@ class Recipe(Section):
     """A folder of the team's own code, packaged by hash."""
     monitor: Monitor = Monitor()
     budget: Budget = Budget()
-    backends: dict[str, dict[str, Any]] = {}
+    backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """One section for each backend; the backend's own model validates it."""

@@ -1,0 +1,81 @@
+"""The ``isthmus`` command. Imports typer and the command modules, which import nothing heavy themselves."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import typer
+
+from isthmus.cli.output import fail
+from isthmus.errors import IsthmusError
+
+MODULES = {
+    "quickstart": ("quickstart",),
+    "recipes": ("recipes",),
+    "data": ("data",),
+    "launch": ("launch",),
+    "runs": ("runs", "status", "logs", "stop", "resume"),
+    "sample": ("sample", "export"),
+    "report": ("report",),
+}
+"""The modules of this package and the commands that each one registers, in the order that help shows."""
+
+
+def build(command: str | None = None) -> typer.Typer:
+    """The application, with all commands, or with only the module that has one command.
+
+    Args:
+        command: the first word of the command line. Importing its module alone halves the time to the
+            command's first line; a word that is no command registers all, so that help can suggest one.
+    """
+    app = typer.Typer(
+        name="isthmus",
+        add_completion=False,
+        no_args_is_help=True,
+        # Rich would cost more to import than everything else that help needs.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    wanted = [module for module, commands in MODULES.items() if command in commands]
+    for module in wanted or MODULES:
+        try:
+            import_module(f"isthmus.cli.{module}").register(app)
+        except ModuleNotFoundError as error:
+            if error.name != f"isthmus.cli.{module}":
+                raise
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from isthmus import __version__
+
+        print(f"isthmus {__version__}")
+        raise typer.Exit()
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Train latent text-to-image models from one recipe, on Azure ML, SageMaker or here.
+
+    First: isthmus quickstart. Then: isthmus recipes list
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0, or the exit code of the error (see :mod:`isthmus.errors`)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        build(arguments[0] if arguments else None)(arguments, prog_name="isthmus")
+    except IsthmusError as error:
+        if os.environ.get("ISTHMUS_DEBUG") == "1":
+            raise
+        fail(error)
