@@ -1,0 +1,139 @@
+"""The denoiser families: diffusers' classes, built, wrapped and called the same way.
+
+Three conventions differ between the classes and are settled here: which blocks are the units of sharding,
+compiling and recomputing; how text and sizes are passed; what comes out (PixArt may predict a variance
+beside the noise, of which nothing is trained). Timesteps are on the models' scale of 0 to 1000 everywhere:
+a flow time t in [0, 1] is given as 1000 t, as SD3 and diffusers' flow scheduler do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.core.models.conditioning import Condition
+from isthmus.core.recipe.schema import Model
+from isthmus.errors import UsageError
+
+CLASSES = {
+    "unet": "UNet2DConditionModel",
+    "dit": "PixArtTransformer2DModel",
+    "mmdit": "SD3Transformer2DModel",
+}
+"""Family -> diffusers class."""
+
+# diffusers' own `_repeated_blocks` is empty for many classes and `_no_split_modules` names patch embeddings.
+WRAP = {
+    "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
+    "PixArtTransformer2DModel": ("BasicTransformerBlock",),
+    "SD3Transformer2DModel": ("JointTransformerBlock",),
+}
+"""diffusers class -> classes of its blocks, the units of sharding and compiling."""
+
+
+def build_denoiser(model: Model, seed: int) -> nn.Module:
+    """A denoiser with initial weights from `seed` alone (the same on every rank), in float32 on the CPU.
+
+    Raises:
+        UsageError: the configuration does not fit the diffusers class.
+    """
+    from isthmus.core.models.presets import model_config
+
+    class_name, config = model_config(model)
+    return build_from_config(class_name, config, seed)
+
+
+def build_from_config(class_name: str, config: dict[str, Any], seed: int) -> nn.Module:
+    """As :func:`build_denoiser`, from a diffusers class and its arguments."""
+    import diffusers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            denoiser: nn.Module = getattr(diffusers, class_name)(**config)
+        except (TypeError, ValueError, NotImplementedError, ZeroDivisionError, RuntimeError) as error:
+            raise UsageError(str(error), where=f"model.config of {class_name}") from error
+    inputs, outputs = _channels(denoiser)
+    if outputs not in (inputs, 2 * inputs):
+        raise UsageError(
+            f"out_channels {outputs} is neither in_channels {inputs} nor twice that (noise and variance)",
+            where=f"model.config of {class_name}",
+        )
+    return denoiser
+
+
+def block_classes(module: nn.Module) -> set[type[nn.Module]]:
+    """Classes of the blocks of `module`: the wrap table's, else the most frequent class of its module lists.
+
+    Returns an empty set for a module without repeated blocks.
+    """
+    names = WRAP.get(type(module).__name__)
+    if names is not None:
+        return {type(part) for part in module.modules() if type(part).__name__ in names}
+    repeated: Counter[type[nn.Module]] = Counter()
+    for part in module.modules():
+        if isinstance(part, nn.ModuleList) and len(part) > 1 and len({type(item) for item in part}) == 1:
+            repeated[type(part[0])] += len(part)
+    return {repeated.most_common(1)[0][0]} if repeated else set()
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The blocks of `module`, in order."""
+    classes = tuple(block_classes(module))
+    return [part for part in module.modules() if isinstance(part, classes)] if classes else []
+
+
+def predict(model: nn.Module, family: str, noisy: Tensor, timestep: Tensor, condition: Condition) -> Tensor:
+    """The model's prediction for `noisy`.
+
+    Args:
+        model: a module of :func:`build_denoiser`, as it is or wrapped for training.
+        family: `unet`, `dit` or `mmdit`.
+        noisy: [b, C, H, W], in the dtype to compute in (autocast may lower it).
+        timestep: float32 [b], 0 to 1000; must not be lowered to bfloat16, which holds 8 bits of it.
+        condition: of b samples, text in the dtype of `noisy`.
+
+    Returns:
+        The prediction [b, C, H, W]; where the model also predicts a variance, without it.
+    """
+    if family == "dit":
+        added: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
+        if condition.size_crop is not None:
+            target = condition.size_crop[:, 4:]
+            added = {"resolution": target, "aspect_ratio": (target[:, :1] / target[:, 1:])}
+        output = model(
+            noisy,
+            encoder_hidden_states=condition.tokens,
+            timestep=timestep,
+            added_cond_kwargs=added,
+            encoder_attention_mask=condition.mask,
+            return_dict=False,
+        )[0]
+    elif family == "unet":
+        kwargs = (
+            None
+            if condition.size_crop is None
+            else {"text_embeds": condition.pooled, "time_ids": condition.size_crop}
+        )
+        output = model(noisy, timestep, condition.tokens, added_cond_kwargs=kwargs, return_dict=False)[0]
+    else:
+        output = model(
+            hidden_states=noisy,
+            encoder_hidden_states=condition.tokens,
+            pooled_projections=condition.pooled,
+            timestep=timestep,
+            return_dict=False,
+        )[0]
+    channels = noisy.shape[1]
+    prediction: Tensor = output if output.shape[1] == channels else output[:, :channels]
+    return prediction
+
+
+def _channels(denoiser: nn.Module) -> tuple[int, int]:
+    config: Any = denoiser.config
+    inputs = int(config.in_channels)
+    outputs = getattr(config, "out_channels", None)
+    return inputs, inputs if outputs is None else int(outputs)

@@ -1,0 +1,113 @@
+"""Counter-seeded randomness: what is random about a sample depends on (seed, step, position) alone.
+
+Position i is the sample's place in the global batch of its step. So no rank has a random state to save: a
+resumed run, and one on another world size, draw the same posterior noise, noise, timestep and caption dropout
+for every sample. Draws are made on the CPU, so that a GPU run and a CPU run draw the same.
+
+torch's CPU generator keeps 32 bits of a seed. Two samples of a long run may therefore share their noise
+(of 200 million, about one in twenty does with another); they differ in everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+TRAINING, VALIDATION, GRID, DROPOUT_LAYERS = range(4)
+"""What a draw is for; a purpose has its own stream."""
+
+
+def mix(*values: int) -> int:
+    """A 64-bit hash of integers (SplitMix64's finaliser, Steele et al. 2014, chained)."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = (state + 0x9E3779B97F4A7C15 + (value & _MASK)) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random numbers of b samples, float32 on the CPU."""
+
+    posterior: Tensor
+    """Standard normal [b, C, H, W]: the point of the autoencoder's posterior."""
+    noise: Tensor
+    """Standard normal [b, C, H, W]."""
+    offset: Tensor
+    """Standard normal [b, C, 1, 1]: the constant of each channel that noise offset scales."""
+    normal: Tensor
+    """Standard normal [b], for logit-normal timesteps."""
+    uniform: Tensor
+    """Uniform in [0, 1) [b], for the other timestep samplings."""
+    dropout: Tensor
+    """Uniform in [0, 1) [b]; below `caption_dropout` the caption is dropped."""
+
+    def to(self, device: torch.device) -> Draws:
+        """On `device`; from pinned memory the copies do not block."""
+        if device.type == "cpu":
+            return self
+        names = ("posterior", "noise", "offset", "normal", "uniform", "dropout")
+        return Draws(**{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+
+    def rows(self, start: int, stop: int) -> Draws:
+        """Samples `start` to `stop`, as views."""
+        part = slice(start, stop)
+        return Draws(
+            self.posterior[part],
+            self.noise[part],
+            self.offset[part],
+            self.normal[part],
+            self.uniform[part],
+            self.dropout[part],
+        )
+
+
+class Randomness:
+    """Draws for samples by (seed, purpose, step, position).
+
+    Args:
+        seed: the recipe's.
+        pin: make draws in page-locked memory, for copies to a GPU that do not block.
+    """
+
+    def __init__(self, seed: int, *, pin: bool = False) -> None:
+        self.seed = seed
+        self.pin = pin
+        self._generator = torch.Generator()
+
+    def draws(
+        self, step: int, positions: Sequence[int], shape: tuple[int, int, int], purpose: int = TRAINING
+    ) -> Draws:
+        """Draws of the samples at `positions` of `step`'s global batch, for latents of `shape` [C, H, W]."""
+        channels, height, width = shape
+        size = channels * height * width
+        rows = len(positions)
+        # One call for all normals of a sample: re-seeding costs less than a second call would.
+        normals = torch.empty(rows, 2 * size + channels + 1, pin_memory=self.pin)
+        uniforms = torch.empty(rows, 2, pin_memory=self.pin)
+        generator = self._generator
+        key = mix(self.seed, purpose, step)
+        for row, position in enumerate(positions):
+            generator.manual_seed(mix(key, position) >> 1)
+            torch.randn(normals.shape[1], generator=generator, out=normals[row])
+            torch.rand(2, generator=generator, out=uniforms[row])
+        return Draws(
+            posterior=normals[:, :size].view(rows, channels, height, width),
+            noise=normals[:, size : 2 * size].view(rows, channels, height, width),
+            offset=normals[:, 2 * size : -1].view(rows, channels, 1, 1),
+            normal=normals[:, -1],
+            uniform=uniforms[:, 0],
+            dropout=uniforms[:, 1],
+        )
+
+    def seed_layers(self, step: int, rank: int) -> None:
+        """Seed torch's own generators, which a model with dropout layers draws from."""
+        torch.manual_seed(mix(self.seed, DROPOUT_LAYERS, step, rank) >> 1)
