@@ -1,0 +1,31 @@
+"""The latent-shard format: sibling parquet files, an index and a manifest. Knows no model and no torch."""
+
+from isthmus.storage.shards.dataset import Dataset, open_dataset
+from isthmus.storage.shards.index import Index
+from isthmus.storage.shards.manifest import Manifest
+from isthmus.storage.shards.spec import (
+    AutoencoderSpec,
+    DatasetSpec,
+    EncodedText,
+    EncoderSpec,
+    Rejected,
+    Sample,
+    TextColumn,
+)
+from isthmus.storage.shards.writer import DatasetWriter, balanced_row_groups
+
+__all__ = [
+    "AutoencoderSpec",
+    "Dataset",
+    "DatasetSpec",
+    "DatasetWriter",
+    "EncodedText",
+    "EncoderSpec",
+    "Index",
+    "Manifest",
+    "Rejected",
+    "Sample",
+    "TextColumn",
+    "balanced_row_groups",
+    "open_dataset",
+]

@@ -1,0 +1,110 @@
+"""URI -> file system. A lazy registry: a scheme names the module it needs and the extra that brings it."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from isthmus.errors import NotInstalled, StorageError, UsageError
+
+FileSystem = Any
+"""An `fsspec.AbstractFileSystem`; fsspec ships no types."""
+
+SCHEMES: dict[str, tuple[str, str] | None] = {
+    "file": None,
+    "memory": None,
+    "az": ("adlfs", "azure"),
+    "abfs": ("adlfs", "azure"),
+    "abfss": ("adlfs", "azure"),
+    "s3": ("s3fs", "sagemaker"),
+}
+"""Scheme -> (module, extra), or None when it needs no more than the launcher has."""
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of a URI, `file` for a plain path. UsageError for one that nobody here can open."""
+    head, separator, _ = uri.partition("://")
+    if not separator:
+        return "file"
+    if head not in SCHEMES:
+        close = difflib.get_close_matches(head, SCHEMES, n=1)
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise UsageError(
+            f"no file system for {head}://",
+            where=uri,
+            hint=f"did you mean {close[0]}://? known: {known}" if close else f"known: a plain path, {known}",
+        )
+    return head
+
+
+def filesystem(uri: str) -> tuple[FileSystem, str]:
+    """The file system of a URI and the path within it.
+
+    Raises:
+        NotInstalled: the scheme's package is missing; the hint names the extra.
+        UsageError: an unknown scheme.
+    """
+    scheme = scheme_of(uri)
+    needs = SCHEMES[scheme]
+    if needs is not None and importlib.util.find_spec(needs[0]) is None:
+        raise NotInstalled(f"{scheme}:// paths", extra=needs[1], module=needs[0])
+    if scheme == "file":
+        import fsspec
+
+        return fsspec.filesystem("file"), str(local_path(uri))
+    import fsspec
+
+    with storage_errors("open", uri):
+        store, path = fsspec.core.url_to_fs(uri)
+    return store, str(path)
+
+
+def is_local(uri: str) -> bool:
+    """Whether a URI is a path on this machine."""
+    return scheme_of(uri) == "file"
+
+
+def local_path(uri: str) -> Path:
+    """The absolute path of a local URI."""
+    if not is_local(uri):
+        raise UsageError("not a path on this machine", where=uri)
+    return Path(uri.removeprefix("file://")).expanduser().absolute()
+
+
+def join(uri: str, *parts: str) -> str:
+    """A URI below another: ``join("az://c/x/", "a", "b")`` -> ``az://c/x/a/b``."""
+    head, separator, path = uri.rpartition("://")
+    pieces = [path.rstrip("/") or ("/" if path.startswith("/") else ""), *(part.strip("/") for part in parts)]
+    joined = "/".join(piece for piece in pieces if piece)
+    return head + separator + joined.replace("//", "/")
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EIO: "the device reported an I/O error",
+    errno.EMFILE: "too many open files",
+}
+
+
+@contextmanager
+def storage_errors(action: str, uri: str) -> Iterator[None]:
+    """Turns what a store raises while it does `action` to `uri` into one StorageError line.
+
+    FileNotFoundError passes: whether an absent file is an error is the caller's to say.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or " ".join(str(error).split()) or type(error).__name__
+        raise StorageError(f"cannot {action}: {reason}", where=uri) from error
