@@ -8,13 +8,15 @@ apart from each other.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.core.encode.sources import ImageRecord
+from isthmus.core.encode.pictures import Size
+from isthmus.core.encode.sources import ImageRecord, Survey
 from isthmus.errors import NotInstalled, UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ class EmojiSource:
     def captions(self) -> tuple[str, ...]:
         """The pairs that are drawn, sorted."""
         return tuple(sorted(name for name in GLYPHS if (name in HELD_OUT) == self.held_out))
+
+    def survey(self) -> Survey:
+        """Two captions for each picture: with an article and without."""
+        return Survey(2, Counter({Size(self.size, self.size): len(self.captions) * self.variants}))
 
     def __iter__(self) -> Iterator[ImageRecord]:
         """Caption by caption, variant by variant."""

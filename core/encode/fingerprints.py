@@ -24,7 +24,7 @@ def fingerprint(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         # Bytes, not numbers: numpy knows no bfloat16.
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
 

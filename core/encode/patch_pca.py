@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
 from isthmus.core.encode.fingerprints import fingerprint
 from isthmus.errors import DataError, DatasetNotFound, UsageError
@@ -105,9 +104,11 @@ class PatchPCA:
 
     def decode(self, latents: Tensor) -> Tensor:
         """Unscaled latents [b, C, h, w] -> pictures [b, 3, h * factor, w * factor]; may leave [-1, 1] a little."""
-        size = (latents.shape[2] * self.factor, latents.shape[3] * self.factor)
+        count, _, rows, columns = latents.shape
+        factor = self.factor
         values = latents.float().cpu().flatten(2).transpose(1, 2) @ self.components + self.centre
-        return functional.fold(values.transpose(1, 2), size, self.factor, stride=self.factor)
+        cells = values.reshape(count, rows, columns, 3, factor, factor).permute(0, 3, 1, 4, 2, 5)
+        return cells.reshape(count, 3, rows * factor, columns * factor)
 
     def save(self, folder: str) -> None:
         """Writes weights and settings into a folder or URI."""
@@ -146,10 +147,13 @@ class PatchPCA:
             raise DatasetNotFound(f"no patch_pca autoencoder at {folder}") from None
         try:
             config, weights = json.loads(content[CONFIG]), load(content[WEIGHTS])
+            centre, components, factor = weights["centre"], weights["components"], int(config["factor"])
+            if centre.shape != (3 * factor * factor,) or components.shape[1:] != centre.shape:
+                raise ValueError(f"weights of shape {list(components.shape)} for patches of {factor} pixels")
             return cls(
-                weights["centre"],
-                weights["components"],
-                factor=config["factor"],
+                centre,
+                components,
+                factor=factor,
                 scaling_factor=config["scaling_factor"],
                 psnr_db=config["psnr_db"],
             )
@@ -172,5 +176,7 @@ class PatchPCA:
 
 
 def _patches(images: Tensor, factor: int) -> Tensor:
-    """[b, 3, H, W] -> [b, number of patches, 3 * factor * factor]."""
-    return functional.unfold(images, factor, stride=factor).transpose(1, 2)
+    """[b, 3, H, W] -> [b, number of patches, 3 * factor * factor]: rows of patches, each [3, factor, factor]."""
+    count, channels, height, width = images.shape
+    cells = images.reshape(count, channels, height // factor, factor, width // factor, factor)
+    return cells.permute(0, 2, 4, 1, 3, 5).reshape(count, -1, channels * factor * factor)

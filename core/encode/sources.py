@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from isthmus.core.encode.pictures import Size
 from isthmus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,15 +44,31 @@ class Rejected:
         return {"key": self.key, "reason": self.reason, "detail": self.detail}
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known of a source before its pictures are decoded. An estimate: some may be rejected later."""
+
+    most_captions: int
+    """Of any picture."""
+    sizes: Counter[Size]
+    """How many pictures there are of each size."""
+
+
 @runtime_checkable
 class ImageSource(Protocol):
     """Pictures in a fixed order. Iterating again gives the same records."""
 
-    description: str
-    """What the pictures are and under which licence; written into the manifest."""
+    @property
+    def description(self) -> str:
+        """What the pictures are and under which licence."""
+        ...
 
     def __iter__(self) -> Iterator[ImageRecord | Rejected]:
         """Records one at a time, in an order that depends on nothing but the source's content."""
+        ...
+
+    def survey(self) -> Survey:
+        """A first look, without decoding a picture."""
         ...
 
 
