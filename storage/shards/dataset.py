@@ -177,14 +177,14 @@ def read_side_file(uri: str, name: str, manifest: Manifest) -> bytes:
     """A file beside the shards, checked against the manifest. DataError when it is absent or another."""
     where = join(uri, name)
     entry = manifest.files.get(name)
-    if entry is None or entry.bytes > MAX_SIDE_FILE_BYTES:
+    if entry is None or entry.size > MAX_SIDE_FILE_BYTES:
         raise DataError("the manifest does not list it, or with an impossible size", where=where)
     store, path = filesystem(uri)
     try:
         with storage_errors("read", where), store.open(f"{path}/{name}", "rb") as file:
-            data = bytes(file.read(entry.bytes + 1))
+            data = bytes(file.read(entry.size + 1))
     except FileNotFoundError:
         raise DataError("the file is missing", where=where) from None
-    if len(data) != entry.bytes or hashlib.sha256(data).hexdigest() != entry.sha256:
+    if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
         raise DataError("its contents are not those that the manifest lists", where=where)
     return data

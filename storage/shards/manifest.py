@@ -29,7 +29,8 @@ T = TypeVar("T")
 class SideFile:
     """A file beside the shards, as the manifest vouches for it."""
 
-    bytes: int
+    size: int
+    """In bytes."""
     sha256: str
 
     @classmethod
@@ -50,8 +51,8 @@ class Manifest:
     """Bucket -> size class -> samples."""
     shards: int
     blocks: int
-    bytes: int
-    """Of all shard files."""
+    size: int
+    """Bytes of all shard files."""
     rejected: int
     """Images that were refused while encoding; listed in `_rejected.jsonl`."""
     files: Mapping[str, SideFile] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Manifest:
             "samples": self.samples,
             "shards": self.shards,
             "blocks": self.blocks,
-            "bytes": self.bytes,
+            "size": self.size,
             "rejected": self.rejected,
             "autoencoder": asdict(spec.autoencoder),
             "text": [asdict(encoder) for encoder in spec.text],
@@ -135,8 +136,8 @@ def _parse(raw: dict[str, Any]) -> Manifest:
     for name, entry in files.items():
         if name not in (INDEX, NULL_TEXT, PROMPTS, REJECTED):
             raise ValueError(f"files.{name} is not a file of a dataset")
-        if not isinstance(entry.bytes, int) or entry.bytes < 0 or not _SHA256.fullmatch(str(entry.sha256)):
-            raise ValueError(f"files.{name} needs bytes and a sha256")
+        if not isinstance(entry.size, int) or entry.size < 0 or not _SHA256.fullmatch(str(entry.sha256)):
+            raise ValueError(f"files.{name} needs a size and a sha256")
     if INDEX not in files or files[INDEX].sha256 != raw.get("fingerprint"):
         raise ValueError("fingerprint is not the sha256 of the index")
     shapes = {
@@ -160,7 +161,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         rows=rows,
         shards=_count(raw.get("shards"), "shards"),
         blocks=_count(raw.get("blocks"), "blocks"),
-        bytes=_count(raw.get("bytes"), "bytes"),
+        size=_count(raw.get("size"), "size"),
         rejected=_count(raw.get("rejected"), "rejected"),
         files=files,
     )

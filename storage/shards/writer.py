@@ -164,7 +164,7 @@ class DatasetWriter:
             rows={bucket: dict(sorted(self._rows[bucket].items())) for bucket in sorted(self._rows)},
             shards=self._shards,
             blocks=len(self._blocks),
-            bytes=sum(size for size, _ in self._footers.values()),
+            size=sum(size for size, _ in self._footers.values()),
             rejected=len(lines),
             files={name: SideFile.of(data) for name, data in contents.items()},
         )

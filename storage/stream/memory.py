@@ -1,0 +1,102 @@
+"""How much memory the order needs on a rank, known before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from isthmus.errors import UsageError
+from isthmus.storage.stream.lines import Lines
+
+BATCHES = 4
+"""Batch buffers of a loader: two that the trainer may look at, two that are made ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one bucket needs on a rank."""
+
+    lanes: int
+    """L / W."""
+    window: int
+    """Rows of a lane that are shuffled together."""
+    block: int
+    """Rows of its largest block: a window that ends inside a block needs the block's other rows too."""
+    row: int
+    """Bytes of a row."""
+
+    @property
+    def bytes(self) -> int:
+        """lanes x (window + block) x row."""
+        return self.lanes * (self.window + self.block) * self.row
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a stage needs on a rank."""
+
+    stage: int
+    shares: Mapping[int, Share]
+    """By bucket."""
+    batches: int
+    """Bytes of the batch buffers."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the blocks in use and the batch buffers."""
+        return sum(share.bytes for share in self.shares.values()) + self.batches
+
+
+def need_of(
+    stage: int,
+    lines: Lines,
+    *,
+    block_rows: Mapping[int, int],
+    row_bytes: Mapping[int, int],
+    world_size: int,
+    global_batch_size: int,
+    window: int | None = None,
+) -> Need:
+    """The memory of a stage.
+
+    Args:
+        block_rows: bucket -> rows of its largest block.
+        row_bytes: bucket -> bytes of its largest row.
+        window: another shuffle window than that of `lines`, to see what it would need.
+    """
+    shares = {}
+    for bucket in lines.buckets:
+        rows = lines.lane_window[bucket]
+        if window is not None:
+            rows = max(1, rows * window // lines.window)
+        rows = min(rows, ceil(lines.most_rows(bucket) / lines.lanes))
+        shares[bucket] = Share(lines.lanes // world_size, rows, block_rows[bucket], row_bytes[bucket])
+    batches = BATCHES * (global_batch_size // world_size) * max(row_bytes.values())
+    return Need(stage, shares, batches)
+
+
+def refuse(need: Need, limit: int, *, world_size: int, lanes: int, smaller_window: int | None) -> UsageError:
+    """The error for a need above the limit: the arithmetic, and the nearest change that fits."""
+    terms = " + ".join(
+        f"{share.lanes} lanes x ({share.window} rows of the window + {share.block} of a block) x {_size(share.row)}"
+        for share in need.shares.values()
+    )
+    changes = [f"raise data.memory_limit to {_size(need.bytes, up=True)}"]
+    if smaller_window is not None:
+        changes.append(f"lower data.shuffle_window to {smaller_window}")
+    more = [size for size in range(world_size + 1, lanes + 1) if lanes % size == 0]
+    if more:
+        changes.append(f"use {more[0]} or more ranks")
+    return UsageError(
+        f"stage {need.stage} needs {_size(need.bytes)} on each of {world_size} ranks: {terms} + "
+        f"{_size(need.batches)} of batches; data.memory_limit is {_size(limit)}",
+        hint=", or ".join(changes),
+    )
+
+
+def _size(size: int, *, up: bool = False) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= factor:
+            return f"{ceil(10 * size / factor) / 10:g} {unit}" if up else f"{size / factor:.3g} {unit}"
+    return f"{size} B"

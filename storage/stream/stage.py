@@ -1,0 +1,184 @@
+"""What one stage reads: its blocks in every dataset, its lines, and what a step needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from isthmus.errors import DatasetMismatch, UsageError
+from isthmus.storage.shards.blocks import BlockReader
+from isthmus.storage.shards.dataset import Dataset
+from isthmus.storage.shards.spec import EncoderSpec
+from isthmus.storage.stream.lines import Lines, SourceBlocks
+from isthmus.storage.stream.memory import Need, need_of, refuse
+from isthmus.storage.stream.order import StepRows
+
+
+class BlockKey(NamedTuple):
+    """What is read in one go: a block at one resolution with one caption."""
+
+    source: int
+    block: int
+    """Position in the dataset's index."""
+    resolution: int
+    caption: int
+
+
+@dataclass(slots=True)
+class Part:
+    """The rows of a step that come from one block."""
+
+    key: BlockKey
+    slots: list[int] = field(default_factory=list)
+    """Places in the rank's batch, and"""
+    rows: list[int] = field(default_factory=list)
+    """the rows of the block that go there."""
+
+
+class StageReader:
+    """One stage over its datasets.
+
+    Args:
+        number: of the stage.
+        resolution: pixels; the stage reads the size classes at or above it.
+        datasets: the sources, with
+        repeats: their appearances in an epoch.
+        buckets: names of all datasets' buckets; a bucket's place here is its number in the order.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        resolution: int,
+        datasets: Sequence[Dataset],
+        repeats: Sequence[Fraction],
+        buckets: Sequence[str],
+        *,
+        seed: int,
+        lanes: int,
+        shuffle_window: int,
+        check: bool = True,
+    ) -> None:
+        self.number, self.resolution, self.datasets = number, resolution, tuple(datasets)
+        self.buckets = tuple(buckets)
+        self.readers = [BlockReader(dataset, resolution, check=check) for dataset in datasets]
+        self.latent_shapes = self._shapes()
+        self._blocks = []
+        sources = []
+        self._block_rows: dict[int, int] = {}
+        self._row_bytes: dict[int, int] = {}
+        for dataset, reader, repeat in zip(datasets, self.readers, repeats, strict=True):
+            index = dataset.index
+            here = np.flatnonzero(index.size_class >= resolution)
+            numbers = np.array([self.buckets.index(name) for name in dataset.spec.buckets], np.int64)
+            bucket, rows = numbers[index.bucket[here]], index.rows[here]
+            self._blocks.append(here)
+            sources.append(SourceBlocks(bucket, rows, repeat))
+            for name in np.unique(bucket):
+                blocks = here[bucket == name]
+                largest = int(blocks[np.argmax(index.rows[blocks])])
+                row = max(
+                    -(-reader.size(largest, caption) // int(index.rows[largest]))
+                    for caption in range(min(2, dataset.spec.captions))
+                )
+                self._row_bytes[int(name)] = max(row, self._row_bytes.get(int(name), 0))
+                most = max(int(index.rows[largest]), self._block_rows.get(int(name), 0))
+                self._block_rows[int(name)] = most
+        if not any(len(blocks) for blocks in self._blocks):
+            raise UsageError(f"stage {number}: no source has images that reach {resolution} px")
+        self.lines = Lines(sources, seed=seed, stage=number, lanes=lanes, window=shuffle_window)
+        self._captions: dict[tuple[int, int, int, int], int] = {}
+
+    def _shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Bucket -> latent shape at the stage's resolution; the same in all datasets."""
+        shapes: dict[str, tuple[int, int, int]] = {}
+        for dataset in self.datasets:
+            if self.resolution not in dataset.spec.resolutions:
+                stored = ", ".join(f"{resolution} px" for resolution in dataset.spec.resolutions)
+                raise DatasetMismatch(
+                    f"stage {self.number} reads {self.resolution} px, the dataset holds {stored}",
+                    where=dataset.uri,
+                )
+            for bucket, by_resolution in dataset.manifest.latent_shapes.items():
+                shape = by_resolution.get(self.resolution)
+                if shape is not None and shapes.setdefault(bucket, shape) != shape:
+                    raise DatasetMismatch(
+                        f"bucket {bucket} has latents {list(shape)} at {self.resolution} px, "
+                        f"{list(shapes[bucket])} in {self.datasets[0].uri}",
+                        where=dataset.uri,
+                    )
+        return shapes
+
+    def need(self, world_size: int, global_batch_size: int, window: int | None = None) -> Need:
+        """The memory that the stage needs on a rank."""
+        return need_of(
+            self.number,
+            self.lines,
+            block_rows=self._block_rows,
+            row_bytes=self._row_bytes,
+            world_size=world_size,
+            global_batch_size=global_batch_size,
+            window=window,
+        )
+
+    def check_memory(self, limit: int, world_size: int, global_batch_size: int) -> Need:
+        """The memory that the stage needs; UsageError when it is above the limit."""
+        need = self.need(world_size, global_batch_size)
+        if need.bytes <= limit:
+            return need
+        low, high = 0, self.lines.window  # the largest window that fits lies in [low, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.need(world_size, global_batch_size, middle).bytes <= limit:
+                low = middle
+            else:
+                high = middle
+        raise refuse(need, limit, world_size=world_size, lanes=self.lines.lanes, smaller_window=low or None)
+
+    def block(self, source: int, number: int) -> int:
+        """The position in the dataset's index of a source's block, as the order numbers them."""
+        return int(self._blocks[source][number])
+
+    def caption(self, source: int, number: int, epoch: int, appearance: int) -> int:
+        """Which caption of a block an appearance reads."""
+        captions = self.datasets[source].spec.captions
+        if captions == 1:
+            return 0
+        key = source, number, epoch, appearance
+        if key not in self._captions:
+            if len(self._captions) > 1 << 16:
+                self._captions.clear()
+            self._captions[key] = self.lines.caption(*key, captions)
+        return self._captions[key]
+
+    def parts(self, step: StepRows) -> list[Part]:
+        """A step's rows by the block they come from, in order of first use."""
+        found: dict[BlockKey, Part] = {}
+        rows = step.rows
+        columns = (rows.source, rows.block, rows.row, rows.epoch, rows.appearance)
+        for slot, (source, number, row, epoch, appearance) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            caption = self.caption(source, number, epoch, appearance)
+            key = BlockKey(source, self.block(source, number), self.resolution, caption)
+            part = found.get(key)
+            if part is None:
+                part = found[key] = Part(key)
+            part.slots.append(slot)
+            part.rows.append(row)
+        return list(found.values())
+
+
+def common_encoders(datasets: Sequence[Dataset]) -> tuple[EncoderSpec, ...]:
+    """The text encoders of all datasets. DatasetMismatch when they, or the autoencoders, differ."""
+    first = datasets[0]
+    for other in datasets[1:]:
+        ours = {encoder.name: encoder for encoder in first.spec.text}
+        theirs = {encoder.name: encoder for encoder in other.spec.text}
+        if ours != theirs or first.spec.autoencoder != other.spec.autoencoder:
+            raise DatasetMismatch(f"made with other encoders than {first.uri}", where=other.uri)
+    return first.spec.text
