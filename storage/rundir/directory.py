@@ -31,7 +31,7 @@ from isthmus.storage.rundir.store import open_store
 
 EVENT_TYPES = frozenset(
     {
-        "submitted", "started", "preempted", "stop-requested", "resumed", "alarm", "finished", "failed",
+        "submitted", "started", "preempted", "stop-requested", "stopped", "resumed", "alarm", "finished", "failed",
         "checkpoint-committed", "note",
     }
 )  # fmt: skip

@@ -73,7 +73,7 @@ def test_events_keep_their_order_when_a_clock_goes_back(
 
 def test_an_unknown_event_type_is_a_bug(run: RunDirectory) -> None:
     with pytest.raises(ValueError, match="stop-requested"):
-        run.event("stopped")
+        run.event("stopping")
 
 
 def test_segments_append_once(run: RunDirectory) -> None:
@@ -228,7 +228,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip("cannot mount a tmpfs here")
     yield place
-    subprocess.run(["umount", str(place)], check=False)
+    subprocess.run(["umount", "--lazy", str(place)], check=False)
 
 
 @pytest.mark.root
@@ -254,6 +254,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(small_disk: Path) -> None:
         write_until_refused()
     filler.unlink()
     writer.write({"step": 9999})
+    writer.close()
     steps = [row["step"] for row in run.read_metrics("train")]
     assert steps == [*range(len(steps) - 1), 9999]
 

@@ -1,0 +1,73 @@
+"""A training module without training, for tests of everything around it: `ISTHMUS_TRAINER_MODULE=stub_trainer`.
+
+What each rank does comes as JSON in STUB: {"0": "finish", "1": "kill", "*": "wait"}. A rank says that it is ready
+by a file in STUB_READY; `wait` answers SIGTERM as the trainer does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from isthmus.core.outcome import write_outcome
+from isthmus.errors import StorageError, UsageError
+from isthmus.storage.rundir import RunDirectory
+
+
+def main() -> int:
+    """Does what STUB says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--run", required=True)
+    options = parser.parse_args()
+    rank = os.environ["RANK"]
+    plan = json.loads(os.environ.get("STUB", "{}"))
+    told = plan.get(rank, plan.get("*", "finish"))
+    attempt = int(os.environ["ISTHMUS_ATTEMPT"])
+    if isinstance(told, list):
+        told = told[min(attempt, len(told)) - 1]
+
+    evicted = threading.Event()
+    if told != "deaf":
+        signal.signal(signal.SIGTERM, lambda *_: evicted.set())
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run = RunDirectory(options.run)
+    print(f"rank {rank} attempt {attempt}: {told}", flush=True)
+    if rank == "0":
+        run.event("note", threads=os.environ["OMP_NUM_THREADS"], usd=os.environ.get("ISTHMUS_USD_PER_HOUR"))
+    if ready := os.environ.get("STUB_READY"):
+        Path(ready, f"rank{rank}-attempt{attempt}").write_text(str(os.getpid()))
+
+    if told == "finish":
+        write_outcome("finished")
+        return 0
+    if told == "preempt":
+        write_outcome("preempted")
+        return 75
+    if told == "fail":
+        raise StorageError("cannot write: the disk is full", where="checkpoints/step-00000010")
+    if told == "usage":
+        raise UsageError("no such column", where="shard 3")
+    if told == "crash":
+        raise RuntimeError("boom")
+    if told == "exit":
+        os._exit(7)
+    if told == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    evicted.wait()
+    if rank == "0":
+        run.commit_checkpoint(attempt, {"files": {}}, token=os.environ["ISTHMUS_LEASE_TOKEN"])
+    started = [event for event in run.events() if event["type"] in ("started", "stop-requested")]
+    stopped = started[-1]["type"] == "stop-requested"
+    write_outcome("stopped" if stopped else "preempted")
+    return 4 if stopped else 75
+
+
+if __name__ == "__main__":
+    sys.exit(main())
