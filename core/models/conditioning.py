@@ -103,9 +103,7 @@ class Condition:
 
         tokens = join("tokens")
         assert tokens is not None
-        return Condition(
-            tokens=tokens, mask=join("mask"), pooled=join("pooled"), size_crop=join("size_crop")
-        )
+        return Condition(tokens=tokens, mask=join("mask"), pooled=join("pooled"), size_crop=join("size_crop"))
 
     def expand(self, count: int) -> Condition:
         """One row, `count` times, as views."""
@@ -190,7 +188,9 @@ def _joint(
     parts: list[Tensor] = []
     if clip:
         if len({part.shape[1] for part in clip}) != 1:
-            raise UsageError("an mmdit's clip encoders must have the same max_tokens, to be joined by channel")
+            raise UsageError(
+                "an mmdit's clip encoders must have the same max_tokens, to be joined by channel"
+            )
         joined = torch.cat(clip, dim=2) if len(clip) > 1 else clip[0]
         if joined.shape[2] > width:
             raise UsageError(f"clip tokens are {joined.shape[2]} wide, joint_attention_dim is {width}")

@@ -65,6 +65,16 @@ def build_from_config(class_name: str, config: dict[str, Any], seed: int) -> nn.
     return denoiser
 
 
+def resolved_config(denoiser: nn.Module) -> dict[str, Any]:
+    """The configuration of a denoiser with the defaults of its class filled in."""
+    config: Any = denoiser.config
+    resolved = dict(config)
+    if "use_additional_conditions" in resolved:
+        # PixArt decides by the sample size when it is not told.
+        resolved["use_additional_conditions"] = denoiser.use_additional_conditions
+    return resolved
+
+
 def block_classes(module: nn.Module) -> set[type[nn.Module]]:
     """Classes of the blocks of `module`: the wrap table's, else the most frequent class of its module lists.
 

@@ -41,7 +41,7 @@ def scale_latents(
     mean: Tensor, logvar: Tensor, noise: Tensor, *, scaling_factor: float, shift_factor: float
 ) -> Tensor:
     """A point of the autoencoder's posterior on the scale that is trained, float32 [b, C, H, W]."""
-    latents = torch.addcmul(mean.float(), logvar.float().mul_(0.5).exp_(), noise)
+    latents = torch.addcmul(mean.float(), (logvar.float() * 0.5).exp_(), noise)
     if shift_factor:
         latents.sub_(shift_factor)
     return latents.mul_(scaling_factor)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from isthmus.core.models.families import block_classes, blocks
@@ -70,32 +71,18 @@ class Engine:
         norm: Tensor = torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm)
         return full(norm)
 
+    def reshard(self) -> None:
+        """Let go of gathered parameters, so that the next forward pass gathers the present ones."""
+        if self.sharded:
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
-
-    def agree(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
-        if self.world_size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
-
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        if self.world_size > 1:
-            dist.barrier()
 
 
 def join_processes(*, cpu: bool) -> tuple[int, int]:

@@ -1,0 +1,305 @@
+"""The training loop: data, step, what is due after it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from isthmus.core.recipe.schema import Monitor, Recipe
+from isthmus.core.recipe.stages import Stage
+from isthmus.core.telemetry.thresholds import Thresholds
+from isthmus.core.train.agreement import barrier, on_rank_0, shared
+from isthmus.core.train.control import BudgetWatch, Rhythm, Signals
+from isthmus.core.train.data import make_loader
+from isthmus.core.train.objective import Objective
+from isthmus.core.train.parallel import reset_optimizer
+from isthmus.core.train.progress import Progress
+from isthmus.core.train.setup import Setup, set_up
+from isthmus.core.train.stages import follow_plan, samples_before, with_stages_to_come
+from isthmus.core.train.step import Stepper, StepResult
+from isthmus.core.train.validation import Interrupted, Validator
+from isthmus.errors import TrainingFailed
+from isthmus.storage.rundir import RunDirectory
+
+Ending = Literal["finished", "preempted", "stopped"]
+
+NONFINITE_LIMIT = 100
+"""Steps in a row without a finite loss and gradient norm, after which training has failed: single ones are noise
+of bf16 and bad samples, a hundred are a diverged model that no skipping brings back."""
+
+
+def train(
+    recipe: Recipe, run: RunDirectory, *, signals: Signals | None = None, cpu: bool | None = None
+) -> Ending:
+    """Train `recipe` in this process, one rank of torchrun's or alone; resumes what is in `run`.
+
+    Args:
+        recipe: resolved for a backend.
+        run: the run directory; may be empty.
+        signals: noticing SIGTERM and SIGINT; without it nothing interrupts.
+        cpu: see :func:`isthmus.core.train.setup.set_up`.
+
+    Returns:
+        How it ended, the same on all ranks.
+    """
+    ending = Loop(set_up(recipe, run, cpu=cpu), signals or Signals()).train()
+    barrier()
+    return ending
+
+
+class Loop:
+    """Trains from the state in `setup` to the end of the schedule, or until told to end."""
+
+    def __init__(self, setup: Setup, signals: Signals) -> None:
+        self.setup = setup
+        self.recipe = setup.recipe
+        self.run = setup.run
+        self.engine = setup.engine
+        self.schedule = setup.schedule
+        self.state = setup.state
+        self.signals = signals
+        self.lead = setup.engine.rank == 0
+        self.stepper = Stepper(setup.engine, setup.ema, setup.inputs, setup.randomness)
+        self.validator = Validator(
+            setup.recipe,
+            setup.engine,
+            setup.ema,
+            setup.inputs,
+            setup.randomness,
+            setup.sources,
+            setup.held_out,
+            lambda: signals.received is not None,
+        )
+        self.checkpoint_rhythm = Rhythm(self.recipe.checkpoint.every)
+        self.validation_rhythm = Rhythm(self.recipe.validation.every)
+        self.budget = BudgetWatch(self.recipe.budget, setup.spent_hours, setup.usd_per_hour)
+        self.progress = Progress(self.schedule.total_steps, quiet=not self.lead)
+        self.thresholds = Thresholds(Monitor(data_wait=self.recipe.monitor.data_wait))
+        self.saved_step = self.state.step if setup.resumed else -1
+        self.stage: Stage = self.recipe.stages[0]
+        self.objective = Objective(self.recipe.objective, self.engine.device)
+        self.ema_settings = self.recipe.ema
+        self._rows = self.run.metrics("train", writer=f"attempt{setup.attempt}") if self.lead else None
+        self._keys = (
+            self.run.metrics(f"keys-rank{self.engine.rank}", writer=f"attempt{setup.attempt}")
+            if os.environ.get("ISTHMUS_RECORD_KEYS") == "1"
+            else None
+        )
+
+    def train(self) -> Ending:
+        """Train to the end; says how it ended.
+
+        Raises:
+            TrainingFailed: too many steps in a row were not finite.
+            StorageError, LeaseLost, DataError: as they come.
+        """
+        plan = on_rank_0(lambda: follow_plan(self.run, self.schedule, self.state.step))
+        loader = make_loader(
+            self.recipe,
+            self.setup.sources,
+            with_stages_to_come(plan, self.schedule),
+            [stage.resolution for stage in self.recipe.stages],
+            rank=self.engine.rank,
+            world_size=self.engine.world_size,
+            start_step=self.state.step,
+            pinned=self.engine.device.type == "cuda",
+        )
+        self.state = self.state.but(samples=samples_before(plan, self.state.step))
+        try:
+            self._enter_stage()
+            if self.setup.resumed and self._validation_missing():
+                self._validate()
+            return self._steps(iter(loader))
+        except Interrupted:
+            return self._leave(budget=None)
+        finally:
+            loader.close()
+            for writer in (self._rows, self._keys):
+                if writer is not None:
+                    writer.close()
+            self.progress.close()
+
+    def _steps(self, batches: Iterator[Any]) -> Ending:
+        while self.state.step < self.schedule.total_steps:
+            if self.schedule.stage_at(self.state.step) != self.state.stage:
+                on_rank_0(lambda: follow_plan(self.run, self.schedule, self.state.step))
+                self._enter_stage()
+            started = time.perf_counter()
+            batch = next(batches)
+            waited = time.perf_counter() - started
+            result = self.stepper.step(
+                batch,
+                self.objective,
+                micro_batch_size=self.stage.micro_batch_size,
+                learning_rate=self.schedule.learning_rate(self.state.step),
+                max_grad_norm=self.stage.max_grad_norm,
+                ema=self.ema_settings,
+                signals=self._signals,
+            )
+            self._count(result)
+            seconds = time.perf_counter() - started
+            self._record(batch, result, waited, seconds)
+            told, checkpoint_due, validation_due, over_budget = (value > 0 for value in result.signals)
+            step, last = self.state.step, self.state.step == self.schedule.total_steps
+            if last or told or over_budget or checkpoint_due or self.checkpoint_rhythm.due(step):
+                self._save()
+            if not (told or over_budget) and (last or validation_due or self.validation_rhythm.due(step)):
+                self._validate()
+            if (told or over_budget) and not last:
+                return self._leave(budget=over_budget and not told)
+        return "finished"
+
+    def _signals(self) -> list[float]:
+        """What ranks tell each other along with the loss: asked to end; and by rank 0's clock, what is due."""
+        lead = self.lead
+        return [
+            float(self.signals.received is not None),
+            float(lead and self.checkpoint_rhythm.clock_due()),
+            float(lead and self.validation_rhythm.clock_due()),
+            float(lead and self.budget.reached() is not None),
+        ]
+
+    def _enter_stage(self) -> None:
+        """Take up the stage of the next step; apply `on_enter` unless the checkpoint was already within it."""
+        index = self.schedule.stage_at(self.state.step)
+        self.stage = self.recipe.stages[index]
+        self.objective = Objective(self.stage.objective.over(self.recipe.objective), self.engine.device)
+        self.ema_settings = self.stage.ema.over(self.recipe.ema)
+        if self.state.stage == index:
+            return
+        if index > 0 and self.state.step == self.schedule.borders[index]:
+            if self.stage.on_enter.optimizer == "reset":
+                reset_optimizer(self.engine.optimizer)
+            if self.stage.on_enter.ema == "reset":
+                self.setup.ema.reset()
+        self.state = self.state.but(stage=index)
+        self.progress.say(
+            f"stage {self.stage.name}: {self.stage.resolution} px, steps "
+            f"{self.schedule.borders[index]} to {self.schedule.borders[index + 1]}, "
+            f"batch {self.stage.global_batch_size}"
+        )
+
+    def _count(self, result: StepResult) -> None:
+        state = self.state
+        in_a_row = 0 if result.applied else state.skipped_in_a_row + 1
+        self.state = state.but(
+            step=state.step + 1,
+            samples=state.samples + self.stage.global_batch_size,
+            skipped=state.skipped + (not result.applied),
+            skipped_in_a_row=in_a_row,
+        )
+        if in_a_row >= NONFINITE_LIMIT:
+            error = TrainingFailed(
+                f"{in_a_row} steps in a row had a loss or gradient that was not finite, up to step {state.step + 1}",
+                hint="lower the learning rate, lengthen the warm-up, or look at the data of these steps",
+            )
+            raise shared(error)
+
+    def _record(self, batch: Any, result: StepResult, waited: float, seconds: float) -> None:
+        state = self.state
+        if self._keys is not None:
+            self._keys.write(
+                {
+                    "step": state.step,
+                    "keys": list(batch.keys),
+                    "positions": batch.positions.tolist(),
+                    "world_size": self.engine.world_size,
+                    "attempt": self.setup.attempt,
+                }
+            )
+        if self._rows is None:
+            return
+        finite = result.applied
+        row = {
+            "step": state.step,
+            "stage": state.stage,
+            "loss": result.loss if finite else None,
+            "grad_norm": result.grad_norm if finite else None,
+            "learning_rate": self.schedule.learning_rate(state.step - 1),
+            "samples": state.samples,
+            "samples_per_s": self.stage.global_batch_size / seconds,
+            "step_s": seconds,
+            "data_wait_s": waited,
+            "bucket": batch.bucket,
+            "skipped": not finite,
+            "attempt": self.setup.attempt,
+            "time": time.time(),
+        }
+        self._rows.write(row)
+        for alarm in self.thresholds.observe(row):
+            self.run.event(alarm.event_type, **alarm.event_fields())
+        self.progress.step(
+            state.step,
+            stage=self.stage.name,
+            loss=result.loss,
+            samples_per_s=row["samples_per_s"],
+            seconds=seconds,
+        )
+
+    def _save(self) -> None:
+        if self.saved_step == self.state.step:
+            return
+        if self._rows is not None:
+            self._rows.flush()
+        seconds = self.setup.checkpoints.save(self.state)
+        self.saved_step = self.state.step
+        self.checkpoint_rhythm.done()
+        self.progress.say(f"checkpoint of step {self.state.step} committed in {seconds:.1f} s")
+
+    def _validation_missing(self) -> bool:
+        """Whether the run ended between a checkpoint and the validation that was due with it."""
+        step = self.state.step
+
+        def missing() -> bool:
+            due = self.validation_rhythm.due(step) or step == self.schedule.total_steps
+            settings = self.recipe.validation
+            done = bool(self.run.read_file(f"samples/step-{step:08d}.png")) or not settings.prompts
+            if settings.loss_by_timestep:
+                done = done and any(row["step"] == step for row in self.run.read_metrics("validation"))
+            return due and not done
+
+        return on_rank_0(missing)
+
+    def _validate(self) -> None:
+        settings, stage = self.recipe.validation, self.state.stage
+        step = self.state.step
+        if settings.loss_by_timestep:
+            bins = self.stage.validation.timestep_bins or settings.timestep_bins
+            row = self.validator.loss(stage, self.objective, bins)
+            if self.lead:
+                with self.run.metrics("validation", writer=f"attempt{self.setup.attempt}") as writer:
+                    writer.write({"step": step, **row, "attempt": self.setup.attempt, "time": time.time()})
+            kind = "held-out" if row["held_out"] else "training"
+            self.progress.say(f"validation at step {step}: loss {row['loss']:.4f} over {kind} samples")
+        prompts = self.stage.validation.prompts or settings.prompts
+        if prompts:
+            title = f"step {step}, stage {self.stage.name}"
+            picture = self.validator.grid(stage, self.objective, prompts, title)
+            if picture is not None:
+                self.run.write_file(f"samples/step-{step:08d}.png", picture)
+        self.validation_rhythm.done()
+
+    def _leave(self, *, budget: bool | None) -> Ending:
+        """Checkpoint and say why training ends before its end."""
+        self._save()
+        reason = self.budget.reached() if self.lead and budget else None
+
+        def ending() -> Ending:
+            if reason is not None:
+                self.run.event("stop-requested", by="budget", reason=reason)
+                self.progress.say(reason)
+                return "stopped"
+            return "stopped" if self._stop_requested() else "preempted"
+
+        return on_rank_0(ending)
+
+    def _stop_requested(self) -> bool:
+        """Whether somebody asked this attempt to stop, rather than its machine being taken away."""
+        for event in reversed(self.run.events()):
+            if event["type"] == "stop-requested":
+                return True
+            if event["type"] == "started":
+                return False
+        return False

@@ -1,0 +1,203 @@
+"""One optimizer step: forward and backward over micro-batches, clip, update, average. The hot path.
+
+The loss is the mean over the global batch: a rank divides the sum over its samples by their number, DDP and FSDP2
+average gradients over ranks, and every rank has equally many samples, so gradients equal those of one process
+with the whole batch, however it is cut into ranks and micro-batches.
+
+One small all-reduce carries the loss and what ranks must agree on; the host waits for the device once a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from isthmus.core.models.conditioning import Condition, TextArrays, build_condition
+from isthmus.core.models.families import predict
+from isthmus.core.recipe.schema import Encoders
+from isthmus.core.recipe.stages import EMA as EMASettings
+from isthmus.core.train.ema import EMA
+from isthmus.core.train.objective import Noised, Objective, scale_latents
+from isthmus.core.train.parallel import Engine
+from isthmus.core.train.randomness import Draws, Randomness
+
+
+class Batch(Protocol):
+    """A rank's part of a global batch, as the loader delivers it."""
+
+    step: int
+    latent_mean: np.ndarray[Any, Any]
+    latent_logvar: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+    original_size: np.ndarray[Any, Any]
+    crop: np.ndarray[Any, Any]
+
+    @property
+    def text(self) -> Mapping[str, TextArrays]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """How batches become a model's inputs; the same for the whole run."""
+
+    family: str
+    model_config: Mapping[str, Any]
+    encoders: Encoders
+    factor: int
+    """Pixels per latent cell."""
+    scaling_factor: float
+    shift_factor: float
+    null: Condition
+    """The null embedding, one row, on the device."""
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> Inputs:
+        """The same with the null embedding on `device`."""
+        return replace(self, null=self.null.to(device, dtype))
+
+    def condition(self, batch: Batch, device: torch.device, dtype: torch.dtype) -> Condition:
+        """The batch's conditioning on the device."""
+        height, width = batch.latent_mean.shape[-2:]
+        built = build_condition(
+            self.family,
+            self.model_config,
+            batch.text,
+            self.encoders,
+            batch.original_size,
+            batch.crop,
+            (height * self.factor, width * self.factor),
+        )
+        return built.to(device, dtype)
+
+    def latents(self, batch: Batch, draws: Draws, device: torch.device) -> torch.Tensor:
+        """Latents on the training scale, float32 [b, C, H, W]."""
+        return scale_latents(
+            torch.from_numpy(batch.latent_mean).to(device, non_blocking=True),
+            torch.from_numpy(batch.latent_logvar).to(device, non_blocking=True),
+            draws.posterior,
+            scaling_factor=self.scaling_factor,
+            shift_factor=self.shift_factor,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A rank's samples of a step, ready for the model."""
+
+    noised: Noised
+    condition: Condition
+
+    def __len__(self) -> int:
+        return len(self.condition)
+
+    def rows(self, start: int, stop: int) -> Prepared:
+        """A micro-batch, as views."""
+        if start == 0 and stop >= len(self):
+            return self
+        noised, part = self.noised, slice(start, stop)
+        return Prepared(
+            Noised(
+                noised.noisy[part],
+                noised.timestep[part],
+                noised.target[part],
+                None if noised.weight is None else noised.weight[part],
+            ),
+            self.condition.rows(start, stop),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did; the same on every rank."""
+
+    loss: float
+    """Mean over the global batch."""
+    grad_norm: float
+    """Global, before clipping."""
+    applied: bool
+    """False: something was not finite, and weights, moments and average stayed as they were."""
+    signals: list[float]
+    """Sums over ranks of what was passed as `signals`."""
+
+
+class Stepper:
+    """Takes training steps with a prepared model."""
+
+    def __init__(self, engine: Engine, ema: EMA, inputs: Inputs, randomness: Randomness) -> None:
+        self.engine = engine
+        self.ema = ema
+        self.inputs = inputs
+        self.randomness = randomness
+        # Dropout layers draw from torch's global state, which is seeded for them alone.
+        self.has_dropout_layers = any(
+            isinstance(module, torch.nn.Dropout) and module.p > 0 for module in engine.model.modules()
+        )
+
+    def prepare(self, batch: Batch, objective: Objective) -> Prepared:
+        """Draw for a batch, noise its latents and join its text."""
+        engine = self.engine
+        shape = batch.latent_mean.shape
+        draws = self.randomness.draws(batch.step, batch.positions.tolist(), (shape[1], shape[2], shape[3]))
+        draws = draws.to(engine.device)
+        latents = self.inputs.latents(batch, draws, engine.device)
+        condition = self.inputs.condition(batch, engine.device, engine.compute_dtype)
+        drop = objective.dropped(draws)
+        if drop is not None:
+            condition = condition.with_null(drop, self.inputs.null)
+        return Prepared(objective.noised(latents, draws), condition)
+
+    def step(
+        self,
+        batch: Batch,
+        objective: Objective,
+        *,
+        micro_batch_size: int,
+        learning_rate: float,
+        max_grad_norm: float,
+        ema: EMASettings,
+        signals: Callable[[], list[float]] = list,
+    ) -> StepResult:
+        """Do global step `batch.step`.
+
+        Args:
+            signals: asked once, late in the step, for numbers of this rank that are summed over ranks.
+        """
+        engine = self.engine
+        prepared = self.prepare(batch, objective)
+        if self.has_dropout_layers:
+            self.randomness.seed_layers(batch.step, engine.rank)
+        count = len(prepared)
+        total = torch.zeros((), device=engine.device)
+        for start in range(0, count, micro_batch_size):
+            stop = min(start + micro_batch_size, count)
+            micro = prepared.rows(start, stop)
+            with engine.accumulating(last=stop == count):
+                with engine.autocast():
+                    prediction = predict(
+                        engine.model,
+                        self.inputs.family,
+                        micro.noised.noisy.to(engine.compute_dtype),
+                        micro.noised.timestep,
+                        micro.condition,
+                    )
+                loss = objective.losses(prediction, micro.noised).sum() / count
+                loss.backward()
+            total += loss.detach()
+        report = torch.tensor([0.0, *signals()]).to(engine.device, non_blocking=True)
+        report[0] = total
+        engine.all_reduce(report)
+        norm = engine.clip(max_grad_norm)
+        summed, *agreed, grad_norm = torch.cat([report, norm.reshape(1)]).tolist()
+        mean = summed / engine.world_size
+        applied = math.isfinite(mean) and math.isfinite(grad_norm)
+        if applied:
+            for group in engine.optimizer.param_groups:
+                group["lr"] = learning_rate
+            engine.optimizer.step()
+            self.ema.step(batch.step + 1, ema)
+        engine.optimizer.zero_grad(set_to_none=True)
+        return StepResult(mean, grad_norm, applied, agreed)
