@@ -13,7 +13,7 @@ import torch
 
 from isthmus.core.encode.fingerprints import fingerprint
 from isthmus.core.encode.patch_pca import PatchPCA
-from isthmus.core.encode.pretrained import load_pretrained, locate
+from isthmus.core.encode.pretrained import load_pretrained, locate, quiet
 from isthmus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -124,20 +124,21 @@ class DiffusersAutoencoder:
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
         self._dtype = torch.bfloat16 if bf16 else torch.float32
-        self.model = self.model.to(device=self._device, dtype=self._dtype).requires_grad_(False)
+        with quiet():
+            self.model = self.model.to(device=self._device, dtype=self._dtype).requires_grad_(False)
 
     @property
     def fingerprint(self) -> str:
         """Of weights in fp32 and settings."""
         return self._fingerprint
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Autoencoder`."""
         posterior = self.model.encode(images.to(self._device, self._dtype)).latent_dist
         return posterior.mean.float().cpu(), posterior.logvar.float().cpu()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """See :class:`Autoencoder`."""
         pictures: Tensor = self.model.decode(latents.to(self._device, self._dtype)).sample

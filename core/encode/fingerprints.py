@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over settings and named tensors, as `sha256:` and 64 hexadecimal digits.
+    """SHA-256 over settings and named tensors, as 64 hexadecimal digits.
 
     Tensors are hashed one after the other in the order of their names, so nothing is copied as a whole; how the
     files were split does not matter.
@@ -25,7 +25,7 @@ def fingerprint(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         # Bytes, not numbers: numpy knows no bfloat16.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:

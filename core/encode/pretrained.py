@@ -54,7 +54,7 @@ def locate(source: str) -> tuple[str, dict[str, Any]]:
 
 def load_pretrained(load: Callable[[], _Model], *, source: str) -> _Model:
     """Calls `load` quietly and turns what the model libraries raise into one line."""
-    with _quiet():
+    with quiet():
         try:
             return load()
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -93,7 +93,7 @@ def _copy(uri: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silences progress bars and notes of the model libraries, which would drown our own lines."""
     import warnings
 

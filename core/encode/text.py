@@ -138,7 +138,7 @@ class _Runner:
             pooled=None if pooled is None else pooled.numpy().astype(np.float16),
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor | None]:
         """As :meth:`encode`, in fp32: tokens [b, T, D], length [b], pooled [b, P] or None."""
         inputs = self.tokenizer(
