@@ -52,7 +52,7 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
     scheme = scheme_of(uri)
     needs = SCHEMES[scheme]
     if needs is not None and importlib.util.find_spec(needs[0]) is None:
-        raise NotInstalled(f"{scheme}:// paths", extra=needs[1], module=needs[0])
+        raise NotInstalled(f"opening {scheme}:// paths", extra=needs[1], module=needs[0])
     if scheme == "file":
         import fsspec
 

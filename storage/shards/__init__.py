@@ -12,6 +12,7 @@ from isthmus.storage.shards.spec import (
     Sample,
     TextColumn,
 )
+from isthmus.storage.shards.verify import Problem, VerifyReport, stats, verify
 from isthmus.storage.shards.writer import DatasetWriter, balanced_row_groups
 
 __all__ = [
@@ -23,9 +24,13 @@ __all__ = [
     "EncoderSpec",
     "Index",
     "Manifest",
+    "Problem",
     "Rejected",
     "Sample",
     "TextColumn",
+    "VerifyReport",
     "balanced_row_groups",
     "open_dataset",
+    "stats",
+    "verify",
 ]
