@@ -1,23 +1,31 @@
 """What a launcher must know of a denoiser without torch: parameters, FLOPs, memory, patching.
 
 The figures are in ``profiles.json``, made by ``python -m isthmus.core.models.generate_profiles`` from the real
-classes on the meta device.
+classes on the meta device; a configuration that is not there is measured in a subprocess that needs ``[train]``.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isthmus.core.models.presets import model_config
+from isthmus.errors import NotInstalled, UsageError
+
 if TYPE_CHECKING:
     from isthmus.core.recipe.schema import Model
+
+FILE = Path(__file__).with_name("profiles.json")
+"""The stored profiles and the arguments of the diffusers classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Figures of one configuration. FLOPs count a multiply-add as two.
+    """Figures of one configuration. FLOPs count a multiply-add as two; memory is of one image, without weights.
 
     Args:
         class_name: of diffusers.
@@ -31,7 +39,7 @@ class Profile:
         forward_flops: one forward pass of one square image, by resolution in pixels.
         train_flops: forward and backward pass of one image.
         activation_bytes: what autograd keeps of one image's forward pass in bf16, attention fused.
-        checkpointed_activation_bytes: the same with every block recomputed: block inputs and the largest block.
+        checkpointed_activation_bytes: the same with every block recomputed: their inputs and the largest one.
     """
 
     class_name: str
@@ -50,12 +58,81 @@ class Profile:
 
 def profile(model: Model) -> Profile | None:
     """The stored profile of a recipe's model; None when its configuration is not among them."""
+    class_name, config = model_config(model)
+    wanted = {**arguments(class_name), **config}
+    for found in stored()["profiles"].values():
+        if found["class_name"] == class_name and {**arguments(class_name), **found["config"]} == wanted:
+            return _profile(found)
     return None
 
 
+def measured_profile(
+    model: Model, *, resolutions: Sequence[int], factor: int = 8, text_tokens: int = 0
+) -> Profile:
+    """The profile of any configuration: stored, or measured in a subprocess that imports torch (some seconds).
+
+    Args:
+        model: of a recipe.
+        resolutions: in pixels, multiples of factor x downsampling.
+        factor: pixels per latent cell.
+        text_tokens: tokens of a caption; 0 for the family's usual number.
+
+    Raises:
+        NotInstalled: it has to be measured and ``[train]`` is missing.
+        UsageError: the diffusers class does not take the configuration.
+    """
+    known = profile(model)
+    if known and known.factor == factor and set(resolutions) <= set(known.train_flops):
+        return known
+    import subprocess
+    import sys
+    from importlib.util import find_spec
+
+    for module in ("torch", "diffusers"):
+        if find_spec(module) is None:
+            raise NotInstalled("profiling a model of another configuration", extra="train", module=module)
+    request = {
+        "family": model.family,
+        "config": model_config(model)[1],
+        "factor": factor,
+        "text_tokens": text_tokens,
+        "resolutions": list(resolutions),
+    }
+    command = [sys.executable, "-m", "isthmus.core.models.generate_profiles", "--request"]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        raise UsageError(f"cannot be profiled: {last[0]}", where=f"model.config of {model_config(model)[0]}")
+    return _profile(json.loads(done.stdout))
+
+
+def downsampling(family: str, config: Mapping[str, Any]) -> int:
+    """What latent heights and widths must be multiples of: a UNet's total down-sampling, a transformer's patch.
+
+    Args:
+        family: `unet`, `dit` or `mmdit`.
+        config: all arguments of the class, defaults included.
+    """
+    if family == "unet":
+        # Every down block but the last halves the size.
+        return int(2 ** (len(config["block_out_channels"]) - 1))
+    return int(config["patch_size"])
+
+
+def arguments(class_name: str) -> dict[str, Any]:
+    """Arguments of a diffusers class with their defaults."""
+    defaults: dict[str, Any] = stored()["classes"][class_name]
+    return defaults
+
+
 @cache
-def _stored() -> tuple[Profile, ...]:
-    return ()
+def stored() -> dict[str, Any]:
+    """The content of ``profiles.json``."""
+    content: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+    return content
 
 
-_FILE = Path(__file__).with_name("profiles.json")
+def _profile(found: Mapping[str, Any]) -> Profile:
+    by_resolution = ("forward_flops", "train_flops", "activation_bytes", "checkpointed_activation_bytes")
+    figures = {name: {int(pixels): value for pixels, value in found[name].items()} for name in by_resolution}
+    return Profile(**{**found, **figures})

@@ -24,8 +24,10 @@ class Problem:
 
     def line(self, place: str) -> str:
         """``file:line: path: message (hint)``, given the place in the file."""
-        parts = [place, dotted(self.path)] if self.path else [place]
-        text = ": ".join([*parts, " ".join(self.message.split())])
+        message, field = " ".join(self.message.split()), dotted(self.path)
+        # A message that compares two settings opens with the field itself.
+        parts = [place, message] if message.startswith(f"{field} ") or not field else [place, field, message]
+        text = ": ".join(parts)
         return f"{text} ({self.hint})" if self.hint else text
 
 

@@ -9,14 +9,39 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from isthmus.core.recipe.stages import EMA, Objective, Optimizer, Positive, Section, Stage
 from isthmus.core.recipe.units import Duration, Every, Interval, Repeat, Size
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
-Place = str | list[str] | dict[str, str | list[str]]
+
+
+def _place(value: Any) -> Any:
+    """One message for the whole union, in words."""
+
+    def uris(part: Any) -> bool:
+        several = (
+            isinstance(part, list) and bool(part) and all(isinstance(item, str) and item for item in part)
+        )
+        return several or (isinstance(part, str) and bool(part))
+
+    if uris(value) or (isinstance(value, dict) and all(uris(part) for part in value.values())):
+        return value
+    raise ValueError("a URI or path, a list of roots, or one of these for each backend")
+
+
+def _run_place(value: Any) -> Any:
+    parts = value.values() if isinstance(value, dict) else [value]
+    if all(isinstance(part, str) and part for part in parts):
+        return value
+    raise ValueError("a URI or path, or one for each backend")
+
+
+Place = Annotated[str | list[str] | dict[str, str | list[str]], BeforeValidator(_place)]
 """A URI, several roots of the same data, or one of these for each backend."""
+RunPlace = Annotated[str | dict[str, str], BeforeValidator(_run_place)]
+"""A URI, or one for each backend."""
 
 
 class Model(Section):
@@ -95,7 +120,7 @@ class Data(Section):
     """stream: range reads from the store; mount: FastFile on SageMaker, ro_mount on Azure ML; download: a copy on the node first."""
     shuffle_window: Positive = 16384
     """Samples that are shuffled together, over all ranks and buckets."""
-    lanes: Positive
+    lanes: Annotated[int, Field(gt=0, le=2**20)]
     """Deterministic sample streams. world size | lanes | global batch size, so at least the largest world size."""
     memory_limit: Size = 4_000_000_000
     """Per rank, for blocks read ahead; a launch whose order needs more is refused."""
@@ -233,7 +258,7 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
     compute: Compute
-    run_directory: Place
+    run_directory: RunPlace
     """Where runs are written; a URI, or one for each backend. A run lives in `<run_directory>/<run id>`."""
     code: str | None = None
     """A folder of the team's own code, packaged by hash."""
