@@ -73,13 +73,12 @@ class SiblingFile:
         about: Mapping[str, Any],
     ) -> None:
         self._uri, self._sibling, self._columns = uri, sibling, columns
-        self._schema = pa.schema(
-            [column.arrow() for column in columns], metadata={"isthmus": json.dumps(about, sort_keys=True)}
-        )
+        self._schema = pa.schema([column.arrow() for column in columns])
         with storage_errors("write", uri):
             self._file = store.open(path, "wb")
             self._recorder = _Recorder(self._file)
             self._writer = pq.ParquetWriter(self._recorder, self._schema, **PARQUET_OPTIONS)
+            self._writer.add_key_value_metadata({"isthmus": json.dumps(about, sort_keys=True)})
 
     def write(self, values: Mapping[str, Any], block: BlockEntry) -> None:
         """Writes one row group and enters its byte ranges and checksums into `block`."""

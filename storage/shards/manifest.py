@@ -66,7 +66,7 @@ class Manifest:
     def dump(self) -> bytes:
         """As JSON; the same manifest gives the same bytes."""
         spec = self.spec
-        data = {
+        data: dict[str, Any] = {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
             "fingerprint": self.fingerprint,
@@ -89,7 +89,14 @@ class Manifest:
             },
             "files": {name: asdict(entry) for name, entry in sorted(self.files.items())},
         }
+        data["checksum"] = checksum(data)
         return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def checksum(data: Mapping[str, Any]) -> str:
+    """sha256 of a manifest's fields but the checksum itself: a flipped digit in a scaling factor would train on."""
+    fields = {name: value for name, value in data.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
@@ -112,6 +119,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
                 where=where,
                 hint="upgrade isthmus",
             )
+        if raw.get("checksum") != checksum(raw):
+            raise ValueError("its contents do not fit its checksum")
         return _parse(raw)
     except UsageError as error:
         if error.where == where:

@@ -116,10 +116,11 @@ def write_synthetic(
                     prefix=prefix,
                 )
             )
-        return writer.finish(_text(spec, 1), list(prompts), _text(spec, len(prompts)))
+        return writer.finish(random_text(spec, 1), list(prompts), random_text(spec, len(prompts)))
 
 
-def _text(spec: DatasetSpec, rows: int) -> dict[str, TextColumn]:
+def random_text(spec: DatasetSpec, rows: int) -> dict[str, TextColumn]:
+    """Embeddings for the files beside the shards: encoder -> `rows` rows."""
     texts = [sample(spec, number, seed=1).text[0] for number in range(rows)]
     columns = {}
     for encoder in spec.text:

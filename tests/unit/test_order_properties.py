@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from fractions import Fraction
+from itertools import chain, pairwise
 from math import lcm
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_equals_the_simulation(sources, options, per_lane, far):
 def test_a_changed_batch_size_goes_on_where_the_lines_were(sources, options, changes):
     segments = [(per_lane * options["lanes"], count) for per_lane, count in changes]
     plan = Plan((Segment(options["stage"], 0, 0, segments[0][0]),))
-    for (_, count), (batch, _) in zip(segments, segments[1:], strict=False):
+    for (_, count), (batch, _) in pairwise(segments):
         first = plan.timeline[-1].first_step + count
         plan = plan.append(plan.next_segment(first, stage=options["stage"], global_batch_size=batch))
     order = Order(make_lines(sources, **options), plan.timeline)
@@ -215,7 +216,8 @@ def test_the_global_batch_is_the_same_for_every_world_size(sources, options, per
             ]
             assert np.concatenate([rank.positions for rank in ranks]).tolist() == list(range(len(whole)))
             order = make_order(sources, per_lane * lanes, **options)
-            assert sum((rows_of(order, step, rank, world_size) for rank in range(world_size)), []) == whole
+            shares = [rows_of(order, step, rank, world_size) for rank in range(world_size)]
+            assert list(chain.from_iterable(shares)) == whole
 
 
 @MANY
@@ -258,7 +260,7 @@ def test_epochs_seeds_and_stages_differ():
 def test_rows_are_shuffled_within_the_window():
     order = make_order([([(0, 16)] * 16, Fraction(1))], 8, lanes=2, window=128)
     rows = [row[1:3] for t in range(32) for row in rows_of(order, t)]
-    neighbours = sum(a == c and b + 1 == d for (a, b), (c, d) in zip(rows, rows[1:], strict=False))
+    neighbours = sum(a == c and b + 1 == d for (a, b), (c, d) in pairwise(rows))
     assert neighbours < len(rows) // 8
 
 
