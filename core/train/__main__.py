@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recipe", required=True, help="the recipe, resolved for a backend")
     parser.add_argument("--run", required=True, help="URI of the run directory")
     options = parser.parse_args(arguments)
-    from isthmus.core.cluster.parent import die_with_parent
+    from isthmus.storage.rundir.process import die_with_parent
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,10 +18,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from isthmus.core.recipe.schema import Checkpoint as CheckpointSettings
 from isthmus.core.train import manifest
@@ -131,7 +133,7 @@ class Checkpoints:
         # What is there is an attempt's leftover, or one that was found damaged: its step is being done again.
         on_rank_0(lambda: self.run.remove_checkpoint(state.step))
         with _storage_errors(uri):
-            dcp.save(flat_state(self.engine, self.ema), storage_writer=manifest.writer(uri))
+            dcp_save(flat_state(self.engine, self.ema), storage_writer=manifest.writer(uri))
         with _storage_errors(uri):
             parts = everywhere(lambda: self._describe_own(uri, state))
         listed = {name: facts for part in parts for name, facts in part.items()}
@@ -230,7 +232,7 @@ class Checkpoints:
         on_rank_0(lambda: check_identity(uri, state.identity, identity))
         tensors = flat_state(self.engine, self.ema)
         try:
-            dcp.load(tensors, storage_reader=manifest.reader(uri))
+            dcp_load(tensors, storage_reader=manifest.reader(uri))
         except CheckpointException as error:
             cause = next((str(failure[0]) for failure in error.failures.values()), str(error))
             raise shared(CheckpointError(f"does not fit: {cause}", where=uri)) from error
@@ -289,8 +291,11 @@ def read_weights(run: Run, step: int, which: str = "ema") -> dict[str, Tensor]:
         CheckpointError: it is damaged; names the file.
     """
     uri = run.checkpoint_uri(step)
-    listed = run.read_commit(step)
-    problem = manifest.check_list(listed) or manifest.check_files(uri, listed, 0, 1)
+    try:
+        listed = run.read_commit(step)
+        problem = manifest.check_list(listed) or manifest.check_files(uri, listed, 0, 1)
+    except StorageError as error:
+        problem = f"COMMITTED: {error.message}"
     if problem:
         raise CheckpointError(f"damaged: {problem}", where=uri)
     source = manifest.reader(uri)
@@ -303,7 +308,9 @@ def read_weights(run: Run, step: int, which: str = "ema") -> dict[str, Tensor]:
                 names[key.removeprefix(prefix)] = key
                 tensors[key] = torch.empty(facts.size, dtype=facts.properties.dtype)
     wanted = {key: tensors[key] for key in names.values()}
-    dcp.load(wanted, storage_reader=manifest.reader(uri), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp_load(wanted, storage_reader=manifest.reader(uri), no_dist=True)
     return {name: wanted[key] for name, key in names.items()}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -95,7 +96,7 @@ def join_processes(*, cpu: bool) -> tuple[int, int]:
             dist.init_process_group(backend, timeout=PROCESS_GROUP_TIMEOUT)
         else:
             dist.init_process_group(
-                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=PROCESS_GROUP_TIMEOUT
+                backend, store=HashStore(), rank=0, world_size=1, timeout=PROCESS_GROUP_TIMEOUT
             )
     return dist.get_rank(), dist.get_world_size()
 
@@ -143,6 +144,7 @@ def prepare(
         backend = "inductor" if parallel.compile is True else parallel.compile
         for block in blocks(model):
             block.compile(backend=backend)
+    _forget_accelerate()
     plugin = _sharding_plugin(model, bf16) if sharded else None
     accelerator = accelerate.Accelerator(
         cpu=cpu,
@@ -172,6 +174,17 @@ def prepare(
     _check(engine, parallel)
     _materialise(engine.optimizer)
     return engine
+
+
+def _forget_accelerate() -> None:
+    """Clear Accelerate's global state and its variables: the recipe alone says how to train."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
+            del os.environ[name]
 
 
 def _sharding_plugin(model: nn.Module, bf16: bool) -> Any:

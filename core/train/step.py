@@ -185,7 +185,7 @@ class Stepper:
                         micro.condition,
                     )
                 loss = objective.losses(prediction, micro.noised).sum() / count
-                loss.backward()
+                torch.autograd.backward(loss)
             total += loss.detach()
         report = torch.tensor([0.0, *signals()]).to(engine.device, non_blocking=True)
         report[0] = total

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.shards import (
     AutoencoderSpec,
@@ -59,7 +60,9 @@ def make_latents(root: Path, family: str = "dit", *, samples: int = 48, seed: in
     encoders = ENCODERS[family]
     spec = DatasetSpec(
         autoencoder=AutoencoderSpec("patch_pca", "test", 4, 4, 0.5, 0.1),
-        text=tuple(EncoderSpec(name, tokens, width, pooled, "test") for name, _, tokens, width, pooled in encoders),
+        text=tuple(
+            EncoderSpec(name, tokens, width, pooled, "test") for name, _, tokens, width, pooled in encoders
+        ),
         resolutions=(16, 32),
         buckets=("1:1", "1:2"),
     )
@@ -155,7 +158,9 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any], name: str = "recipe.ya
 
 def environment(**extra: str) -> dict[str, str]:
     """For a training process: one thread, no colours, nothing of this test's own launcher."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "TORCHELASTIC", "ACCELERATE"))}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "TORCHELASTIC", "ACCELERATE"))
+    }
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         kept.pop(name, None)
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"} | extra
