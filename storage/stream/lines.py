@@ -110,13 +110,7 @@ class Lines:
             bucket: [int(source.rows[at].sum()) for source, at in zip(sources, blocks, strict=True)]
             for bucket, blocks in self._blocks.items()
         }
-        # Long-run shares: an epoch of a source with a fractional repeat may lack the source.
-        period = lcm(*(source.repeat.denominator for source in sources))
-        total = sum(self.rows_before(bucket, period) for bucket in self.buckets)
-        self.lane_window = {
-            bucket: max(1, window * self.rows_before(bucket, period) // total // lanes)
-            for bucket in self.buckets
-        }
+        self.lane_window = self.lane_windows(window)
         """Bucket -> rows of a lane that are shuffled together."""
         self._epochs: OrderedDict[tuple[int, int], _Epoch] = OrderedDict()
         self._windows: dict[tuple[int, int], tuple[int, int, Int64]] = {}
@@ -142,6 +136,14 @@ class Lines:
             rows * source.appearances_before(epoch)
             for rows, source in zip(self._rows[bucket], self.sources, strict=True)
         )
+
+    def lane_windows(self, window: int) -> dict[int, int]:
+        """Bucket -> its share of a window, as rows of one lane."""
+        # Long-run shares: an epoch of a source with a fractional repeat may lack the source.
+        period = lcm(*(source.repeat.denominator for source in self.sources))
+        rows = {bucket: self.rows_before(bucket, period) for bucket in self.buckets}
+        total = sum(rows.values())
+        return {bucket: max(1, window * count // total // self.lanes) for bucket, count in rows.items()}
 
     def most_rows(self, bucket: int) -> int:
         """No epoch of the bucket has more rows than this."""

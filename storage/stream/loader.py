@@ -5,6 +5,7 @@ Its whole state is the plan and the step to start from; a position costs the sam
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -104,10 +105,12 @@ class Loader:
         names |= {bucket for dataset in datasets for bucket in dataset.spec.buckets}
         self._buckets = tuple(sorted(names))
         self._stages: dict[int, StageReader] = {}
+        self._readers: dict[tuple[int, int], BlockReader] = {}
         self._orders: dict[Segment, Order] = {}
+        self._lock = (
+            threading.Lock()
+        )  # of plan and orders, whose caches a planning thread and `describe` share
         self._plan = self._accept(plan)
-        blocks = max(need.bytes - need.batches for need in self._needs(plan, world_size))
-        batches = max(need.batches for need in self._needs(plan, world_size))
         self._prefetcher = Prefetcher(
             Source(
                 plan=self._job,
@@ -117,8 +120,7 @@ class Loader:
                 name=self._block_name,
             ),
             start_step=start_step,
-            # Room for the window in use and the next one, so that reading is spread evenly; less if memory is short.
-            capacity=min(memory_limit - batches, 2 * blocks),
+            capacity=self._capacity(),
             threads=threads,
             wait_limit=wait_limit,
             allocate=allocate,
@@ -168,18 +170,25 @@ class Loader:
             raise UsageError(
                 f"the plan changes step {changed}, but step {delivered - 1} was delivered already"
             )
-        self._plan = self._accept(plan)
+        self._accept(plan)
+        with self._lock:
+            self._plan = plan
+            self._orders.clear()
+        self._prefetcher.capacity = self._capacity()
         self._prefetcher.drop_from(changed)
 
     def memory_bytes(self, world_size: int | None = None) -> int:
         """Bytes that the order needs on a rank of `world_size` (default: this loader's): the largest of the stages."""
         return max(need.bytes for need in self._needs(self._plan, world_size or self.world_size))
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the blocks that are in memory now."""
+        return self._prefetcher.resident_bytes
+
     def describe(self, step: int) -> list[RowPlace]:
         """Where every sample of a step's global batch comes from, in the order of positions."""
-        segment = self._plan.segment_at(step)
-        stage = self._stage(segment.stage)
-        rows = self._order(segment).step(step)
+        stage, rows = self._rows(step, 0, 1)
         places = []
         for at, position in enumerate(rows.positions.tolist()):
             source, number = int(rows.rows.source[at]), int(rows.rows.block[at])
@@ -220,31 +229,45 @@ class Loader:
 
     def _stage(self, number: int) -> StageReader:
         if number not in self._stages:
-            self._stages[number] = StageReader(
+            stage = StageReader(
                 number,
                 self._resolutions[number],
                 self.datasets,
                 self._repeats,
                 self._buckets,
-                check=self._check,
                 **self._order_settings,
             )
+            for source, dataset in enumerate(self.datasets):
+                key = source, stage.resolution
+                self._readers.setdefault(key, BlockReader(dataset, stage.resolution, check=self._check))
+            self._stages[number] = stage
         return self._stages[number]
 
-    def _order(self, segment: Segment) -> Order:
-        if segment not in self._orders:
-            segments = self._plan.stage_segments(segment)
-            self._orders[segment] = Order(self._stage(segment.stage).lines, segments)
-        return self._orders[segment]
+    def _rows(self, step: int, rank: int, world_size: int) -> tuple[StageReader, StepRows]:
+        with self._lock:
+            segment = self._plan.segment_at(step)
+            stage = self._stage(segment.stage)
+            if segment not in self._orders:
+                self._orders[segment] = Order(stage.lines, self._plan.stage_segments(segment))
+            return stage, self._orders[segment].step(step, rank, world_size)
 
     def _reader(self, key: BlockKey) -> BlockReader:
-        stage = next(stage for stage in self._stages.values() if stage.resolution == key.resolution)
-        return stage.readers[key.source]
+        return self._readers[key.source, key.resolution]
+
+    def _capacity(self) -> int:
+        """Room for the window in use and the next one, so that reading is spread evenly; less if memory is short."""
+        needs = self._needs(self._plan, self.world_size)
+        blocks, batches = (
+            max(need.bytes - need.batches for need in needs),
+            max(need.batches for need in needs),
+        )
+        return min(self._memory_limit - batches, 2 * blocks)
 
     def _look_ahead(self, step: int) -> int:
         """Steps of one shuffle window: what a new window needs is read while the one before it is used."""
         segment = self._plan.segment_at(step)
-        return 2 + -(-self._order_settings["shuffle_window"] // segment.global_batch_size)
+        rows = min(self._order_settings["shuffle_window"], self._stage(segment.stage).rows)
+        return 2 + min(rows // segment.global_batch_size, 256)
 
     def _block_name(self, key: BlockKey) -> str:
         index = self.datasets[key.source].index
@@ -252,9 +275,7 @@ class Loader:
         return f"{file}, row group {index.row_group[key.block]}"
 
     def _job(self, step: int) -> Job:
-        segment = self._plan.segment_at(step)
-        stage = self._stage(segment.stage)
-        rows = self._order(segment).step(step, self.rank, self.world_size)
+        stage, rows = self._rows(step, self.rank, self.world_size)
         parts = stage.parts(rows)
         return Job(step, parts, partial(self._build, step, stage, rows, parts))
 

@@ -65,12 +65,10 @@ def need_of(
         row_bytes: bucket -> bytes of its largest row.
         window: another shuffle window than that of `lines`, to see what it would need.
     """
+    windows = lines.lane_window if window is None else lines.lane_windows(window)
     shares = {}
     for bucket in lines.buckets:
-        rows = lines.lane_window[bucket]
-        if window is not None:
-            rows = max(1, rows * window // lines.window)
-        rows = min(rows, ceil(lines.most_rows(bucket) / lines.lanes))
+        rows = min(windows[bucket], ceil(lines.most_rows(bucket) / lines.lanes))
         shares[bucket] = Share(lines.lanes // world_size, rows, block_rows[bucket], row_bytes[bucket])
     batches = BATCHES * (global_batch_size // world_size) * max(row_bytes.values())
     return Need(stage, shares, batches)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +42,7 @@ class _Resident:
     """A block in memory, on its way there, or failed."""
 
     size: int
+    """Bytes of its data; the buffer may be larger."""
     users: int = 0
     """Planned steps that need it."""
     buffer: Bytes | None = None
@@ -82,9 +83,14 @@ class _State:
     generation: int = 0
     """Raised when planned steps are dropped, so that one that is being planned is dropped too."""
     failure: BaseException | None = None
+    """Planning the frontier failed."""
+    broken: BaseException | None = None
+    """A thread died of something that was not caught where it belongs."""
     jobs: OrderedDict[int, Job] = field(default_factory=OrderedDict)
     blocks: OrderedDict[BlockKey, _Resident] = field(default_factory=OrderedDict)
     """Least recently used first."""
+    unread: deque[BlockKey] = field(default_factory=deque)
+    """In the order in which steps need them; may hold keys that are not needed any more."""
     resident: int = 0
     """Bytes of all blocks that are in memory or on their way."""
     spare: list[Bytes] = field(default_factory=list)
@@ -115,7 +121,7 @@ class Prefetcher:
         wait_limit: float,
         allocate: Allocate,
     ) -> None:
-        self._source, self._capacity, self._wait_limit, self._allocate = (
+        self._source, self.capacity, self._wait_limit, self._allocate = (
             source,
             capacity,
             wait_limit,
@@ -153,16 +159,16 @@ class Prefetcher:
                 state.buffers.append(state.lent.pop(0))
                 self._changed.notify_all()
             deadline = time.monotonic() + self._wait_limit
-            while not self._ready():
-                if state.stopped:
-                    raise StorageError("the loader is closed")
+            while not state.stopped and not self._ready():
                 if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise StorageError(
                         f"step {state.wanted} did not come within {self._wait_limit:g} s; "
                         f"waiting for {self._waiting_for()}"
                     )
+            if state.stopped:
+                raise StorageError("the loader is closed")
             job = state.jobs.get(state.wanted)
-            error = state.failure if job is None else job.error
+            error = state.broken or (state.failure if job is None else job.error)
             if error is not None:
                 raise error
             assert job is not None
@@ -176,6 +182,8 @@ class Prefetcher:
 
     def _ready(self) -> bool:
         job = self._state.jobs.get(self._state.wanted)
+        if self._state.broken is not None:
+            return True
         if job is None:
             return self._state.failure is not None
         return job.batch is not None or job.error is not None
@@ -227,43 +235,49 @@ class Prefetcher:
     # --- the threads ---
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                task = self._pick()
-                while task is None and not self._state.stopped:
-                    self._changed.wait()
+        try:
+            while True:
+                with self._changed:
                     task = self._pick()
-                if self._state.stopped or task is None:
-                    return
-            task()
+                    while task is None and not self._state.stopped:
+                        self._changed.wait()
+                        task = self._pick()
+                    if self._state.stopped or task is None:
+                        return
+                task()
+        except BaseException as error:  # noqa: BLE001 - the consumer's next() raises it
+            with self._changed:
+                self._state.broken = error
+                self._changed.notify_all()
 
     def _pick(self) -> Callable[[], None] | None:
         """The most urgent thing to do, marked as begun: build what is complete, read what is needed, plan ahead."""
         state = self._state
         if state.stopped:
             return None
-        unbuilt = [job for job in state.jobs.values() if not job.started]
-        if unbuilt and self._complete(unbuilt[0]):
-            job = unbuilt[0]
+        first = next((job for job in state.jobs.values() if not job.started), None)
+        if first is not None and self._complete(first):
             buffer = self._take_buffer()
             if buffer is not None:
-                job.started, job.buffer = True, buffer
-                return lambda: self._build(job)
-        for job in unbuilt:
-            for part in job.parts:
-                resident = state.blocks[part.key]
-                if resident.settled or resident.reading:
-                    continue
-                if not self._make_room(resident.size) and job is not unbuilt[0]:
-                    break
-                key = part.key
-                resident.reading = True
-                state.resident += resident.size
-                resident.buffer = self._take_bytes(resident.size)
-                return lambda: self._read(key, resident)
-            else:
+                first.started, first.buffer = True, buffer
+                return lambda: self._build(first, buffer)
+        while state.unread:
+            key = state.unread[0]
+            resident = state.blocks.get(key)
+            if resident is None or resident.settled or resident.reading:
+                state.unread.popleft()
                 continue
-            break  # what later steps need must not take the room that this one waits for
+            # The step that is due gets its blocks even above the limit; one further on waits for room.
+            if not self._make_room(resident.size) and not (
+                first and any(part.key == key for part in first.parts)
+            ):
+                break
+            state.unread.popleft()
+            resident.reading = True
+            buffer_ = self._take_bytes(resident.size)
+            resident.buffer = buffer_
+            state.resident += len(buffer_)
+            return lambda: self._read(key, resident, buffer_)
         ahead = self._source.look_ahead(state.wanted)
         if not state.planning and state.failure is None and state.frontier <= state.wanted + ahead:
             state.planning = True
@@ -289,42 +303,42 @@ class Prefetcher:
                 if failure is None:
                     assert job is not None
                     for part, size in zip(job.parts, sizes, strict=True):
-                        resident = state.blocks.setdefault(part.key, _Resident(size))
-                        resident.users += 1
+                        if part.key not in state.blocks:
+                            state.blocks[part.key] = _Resident(size)
+                            state.unread.append(part.key)
+                        state.blocks[part.key].users += 1
                         state.blocks.move_to_end(part.key)
                     state.jobs[step] = job
                     state.frontier = step + 1
             self._changed.notify_all()
 
-    def _read(self, key: BlockKey, resident: _Resident) -> None:
+    def _read(self, key: BlockKey, resident: _Resident, buffer: Bytes) -> None:
         block, failure = None, None
-        assert resident.buffer is not None
         try:
-            block = self._source.read(key, resident.buffer[: resident.size])
+            block = self._source.read(key, buffer[: resident.size])
         except BaseException as error:  # noqa: BLE001 - the step that needs the block raises it
             failure = error
         with self._changed:
             resident.reading = False
             resident.block, resident.error = block, failure
+            if resident.users == 0 and failure is not None:
+                self._evict(key)
             self._changed.notify_all()
 
-    def _build(self, job: Job) -> None:
+    def _build(self, job: Job, buffer: BatchBuffer) -> None:
         residents = [
             self._state.blocks[part.key] for part in job.parts
         ]  # pinned, so they cannot go meanwhile
         batch, failure = None, next((r.error for r in residents if r.error is not None), None)
         if failure is None:
             try:
-                assert job.buffer is not None
-                batch = job.build([r.block for r in residents if r.block is not None], job.buffer)
+                batch = job.build([r.block for r in residents if r.block is not None], buffer)
             except BaseException as error:  # noqa: BLE001 - the consumer's next() raises it
                 failure = error
         with self._changed:
             self._release(job)
             if job.dropped or failure is not None:
-                assert job.buffer is not None
-                self._state.buffers.append(job.buffer)
-                job.buffer = None
+                self._state.buffers.append(buffer)
             job.batch, job.error = batch, failure
             self._changed.notify_all()
 
@@ -345,16 +359,16 @@ class Prefetcher:
         """Evicts unused blocks until `size` bytes fit; whether they do."""
         state = self._state
         for key in list(state.blocks):
-            if state.resident + size <= self._capacity:
+            if state.resident + size <= self.capacity:
                 break
             if state.blocks[key].users == 0 and state.blocks[key].settled:
                 self._evict(key)
-        return state.resident + size <= self._capacity
+        return state.resident + size <= self.capacity
 
     def _evict(self, key: BlockKey) -> None:
         resident = self._state.blocks.pop(key)
-        self._state.resident -= resident.size
         if resident.buffer is not None:
+            self._state.resident -= len(resident.buffer)
             self._state.spare.append(resident.buffer)
 
     def _take_bytes(self, size: int) -> Bytes:
@@ -364,7 +378,7 @@ class Prefetcher:
         if fitting:
             return spare.pop(min(fitting, key=lambda at: len(spare[at])))
         # Spare memory of other sizes counts too: it goes before the limit is passed.
-        while spare and self._state.resident + sum(map(len, spare)) > self._capacity:
+        while spare and self._state.resident + size + sum(map(len, spare)) > self.capacity:
             spare.pop(0)
         return np.empty(size, np.uint8)
 

@@ -61,18 +61,16 @@ class StageReader:
         seed: int,
         lanes: int,
         shuffle_window: int,
-        check: bool = True,
     ) -> None:
         self.number, self.resolution, self.datasets = number, resolution, tuple(datasets)
         self.buckets = tuple(buckets)
-        self.readers = [BlockReader(dataset, resolution, check=check) for dataset in datasets]
         self.latent_shapes = self._shapes()
         self._blocks = []
         sources = []
         self._block_rows: dict[int, int] = {}
         self._row_bytes: dict[int, int] = {}
-        for dataset, reader, repeat in zip(datasets, self.readers, repeats, strict=True):
-            index = dataset.index
+        for dataset, repeat in zip(datasets, repeats, strict=True):
+            index, reader = dataset.index, BlockReader(dataset, resolution)
             here = np.flatnonzero(index.size_class >= resolution)
             numbers = np.array([self.buckets.index(name) for name in dataset.spec.buckets], np.int64)
             bucket, rows = numbers[index.bucket[here]], index.rows[here]
@@ -88,7 +86,9 @@ class StageReader:
                 self._row_bytes[int(name)] = max(row, self._row_bytes.get(int(name), 0))
                 most = max(int(index.rows[largest]), self._block_rows.get(int(name), 0))
                 self._block_rows[int(name)] = most
-        if not any(len(blocks) for blocks in self._blocks):
+        self.rows = sum(int(source.rows.sum()) for source in sources)
+        """Rows of all sources, each counted once."""
+        if not self.rows:
             raise UsageError(f"stage {number}: no source has images that reach {resolution} px")
         self.lines = Lines(sources, seed=seed, stage=number, lanes=lanes, window=shuffle_window)
         self._captions: dict[tuple[int, int, int, int], int] = {}

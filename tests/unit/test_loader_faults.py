@@ -1,0 +1,226 @@
+"""What goes wrong while reading reaches the caller's next(), names its place, and never hangs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import warnings
+from itertools import islice
+
+import pytest
+
+from isthmus.errors import CorruptShard, DataError, StorageError
+from isthmus.storage.shards import open_dataset
+from isthmus.storage.shards.blocks import BlockReader
+from isthmus.storage.shards.synthetic import write_synthetic
+from isthmus.storage.stream import Loader, Plan, Segment
+from isthmus.storage.stream.access import place_data
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_synthetic(str(tmp_path / "data"), 64)
+    return tmp_path / "data"
+
+
+def make(data, **options) -> Loader:
+    settings = {
+        "seed": 0,
+        "lanes": 4,
+        "shuffle_window": 16,
+        "stages": [64],
+        "plan": Plan((Segment(0, 0, 0, 8),)),
+        "wait_limit": 20.0,
+    }
+    return Loader([open_dataset(str(data))], [1], **(settings | options))
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("isthmus-loader")}
+
+
+def drain(loader: Loader, steps: int = 40) -> int:
+    """Batches that came before an error, which goes on to the caller."""
+    with loader:
+        for batch in islice(loader, steps):
+            last = batch.step
+    return last
+
+
+def test_a_flipped_byte_names_shard_row_group_and_column_and_comes_at_the_step_that_needs_it(data):
+    dataset = open_dataset(str(data))
+    path = data / dataset.index.file(3, "64px")
+    at = dataset.index.sibling("64px").start(3, 2) + 60
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    with make(data) as loader:
+        first = next(
+            step
+            for step in range(40)
+            if any(
+                (place.shard, place.row_group) == (path.name, dataset.index.row_group[3])
+                for place in loader.describe(step)
+            )
+        )
+    path.write_bytes(content)
+    with make(data) as loader:
+        got = [batch.step for batch in islice(loader, first)]
+        assert got == list(range(first))
+        for _ in range(2):  # and again: a loader that failed does not go on
+            with pytest.raises(CorruptShard) as raised:
+                next(loader)
+    error = raised.value
+    assert (error.shard, error.row_group, error.column) == (path.name, 3, "latent_logvar")
+    assert str(error).startswith(
+        f"shard {path.name}, row group 3, column latent_logvar: its bytes have another checksum"
+    )
+    assert not threads()
+    assert drain(make(data, check=False)) == 39
+
+
+def test_a_missing_or_truncated_file_is_named(data):
+    path = data / "part-00001.text.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000])
+    with pytest.raises(
+        CorruptShard, match=r"shard part-00001.text.parquet, row group \d: the file is cut short"
+    ):
+        drain(make(data))
+    path.unlink()
+    with pytest.raises(
+        CorruptShard, match=r"shard part-00001.text.parquet, row group \d: the file is missing"
+    ):
+        drain(make(data))
+    assert not threads()
+
+
+def test_a_store_that_refuses_is_a_storage_error(data, monkeypatch):
+    def refuse(self, block, caption, buffer):
+        raise StorageError("cannot read: no permission", where="the store")
+
+    monkeypatch.setattr(BlockReader, "read", refuse)
+    with pytest.raises(StorageError, match="the store: cannot read: no permission"):
+        drain(make(data))
+
+
+def test_an_error_in_planning_and_a_bug_in_a_thread_reach_the_caller(data, monkeypatch):
+    from isthmus.storage.stream import loader as module
+    from isthmus.storage.stream.prefetch import Prefetcher
+
+    def fail(self, step):
+        raise RuntimeError("planning failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Loader, "_job", fail)
+        with pytest.raises(RuntimeError, match="planning failed"):
+            drain(make(data))
+
+    def bug(self, job):
+        raise RuntimeError("a bug under the lock")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Prefetcher, "_complete", bug)
+        with pytest.raises(RuntimeError, match="a bug under the lock"):
+            drain(make(data))
+    assert not threads()
+
+
+def test_a_read_that_hangs_is_given_up_with_its_name_and_close_does_not_hang(data, monkeypatch):
+    release, entered = threading.Event(), threading.Event()
+
+    def hang(self, block, caption, buffer):
+        entered.set()
+        release.wait(60)
+        raise DataError("too late")
+
+    monkeypatch.setattr(BlockReader, "read", hang)
+    loader = make(data, wait_limit=0.3)
+    assert entered.wait(20)
+    with pytest.raises(
+        StorageError, match=r"step 0 did not come within 0.3 s; waiting for part-0000\d.64px.parquet"
+    ):
+        next(loader)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader._prefetcher.close(timeout=0.2)
+    assert "did not stop within 0.2 s, still reading part-0000" in str(caught[0].message)
+    with pytest.raises(StorageError, match="the loader is closed"):
+        next(loader)
+    release.set()
+    loader.close()
+    assert not threads()
+
+
+def test_close_joins_the_threads_at_any_time_and_next_says_so(data):
+    for steps in (0, 1, 7):
+        loader = make(data, threads=3)
+        for _ in islice(loader, steps):
+            pass
+        loader.close()
+        loader.close()
+        assert not threads()
+        with pytest.raises(StorageError, match="the loader is closed"):
+            next(loader)
+
+
+def test_close_from_another_thread_ends_a_wait(data, monkeypatch):
+    release, raised = threading.Event(), []
+
+    def hang(self, block, caption, buffer):
+        release.wait(60)
+        raise DataError("too late")
+
+    monkeypatch.setattr(BlockReader, "read", hang)
+    loader = make(data)
+
+    def consume() -> None:
+        try:
+            next(loader)
+        except StorageError as error:
+            raised.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader._prefetcher.close(timeout=0.1)
+    consumer.join(20)
+    assert not consumer.is_alive()
+    assert "closed" in str(raised[0])
+    release.set()
+    loader.close()
+
+
+def test_streaming_and_mounting_read_in_place_and_downloading_makes_a_verified_copy(data, tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in data.iterdir():
+        memory.pipe_file(f"/store/data/{path.name}", path.read_bytes())
+    memory.pipe_file("/store/data/autoencoder/weights.safetensors", b"weights")
+    uri = "memory://store/data"
+    assert place_data([uri], "stream", tmp_path) == [uri]
+    assert place_data([str(data)], "download", tmp_path) == [str(data)]
+
+    results: list[list[str]] = []
+    copies = [
+        threading.Thread(target=lambda: results.append(place_data([uri], "download", tmp_path / "cache")))
+        for _ in range(3)
+    ]
+    for thread in copies:
+        thread.start()
+    for thread in copies:
+        thread.join(60)
+    assert len(results) == 3
+    assert results[0] == results[1] == results[2]
+    (copy,) = results[0]
+    assert open_dataset(copy).fingerprint == open_dataset(str(data)).fingerprint
+    assert (tmp_path / "cache" / copy / "autoencoder" / "weights.safetensors").read_bytes() == b"weights"
+    shutil.rmtree(tmp_path / "cache")
+
+    damaged = bytearray((data / "part-00000.64px.parquet").read_bytes())
+    damaged[500] ^= 1
+    memory.pipe_file("/store/data/part-00000.64px.parquet", bytes(damaged))
+    with pytest.raises(DataError, match=r"does not verify: part-00000.64px.parquet, row group 0"):
+        place_data([uri], "download", tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*/_COMPLETE"))
