@@ -1,0 +1,1 @@
+"""Node checks and the all-reduce bench before a run starts. Empty in this version."""
