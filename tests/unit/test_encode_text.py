@@ -61,6 +61,30 @@ def test_clip_tokens_and_pooled_are_those_of_the_sdxl_pipeline(models: Path) -> 
     assert first.length.tolist() == [16, 16, 16]
 
 
+def test_the_only_clip_of_a_unet_is_that_of_the_stable_diffusion_pipeline(models: Path) -> None:
+    from diffusers import StableDiffusionPipeline
+    from transformers import AutoTokenizer, CLIPTextModel
+
+    pipeline = StableDiffusionPipeline(
+        vae=None, unet=None, scheduler=None, safety_checker=None, feature_extractor=None,
+        requires_safety_checker=False,
+        text_encoder=CLIPTextModel.from_pretrained(models / "clip"),
+        tokenizer=AutoTokenizer.from_pretrained(models / "clip"),
+    )  # fmt: skip
+    with torch.no_grad():
+        expected, _ = pipeline.encode_prompt(
+            TEXTS, torch.device("cpu"), num_images_per_prompt=1, do_classifier_free_guidance=False
+        )
+    recipe = load_recipe("quickstart").recipe
+    encoders = recipe.encoders.model_copy(update={"text": [section("clip", models / "clip")]})
+    model = recipe.model.model_copy(update={"family": "unet"})
+    changed = recipe.model_copy(update={"encoders": encoders, "model": model})
+    (encoder,) = load_text_encoders(changed, device="cpu").values()
+    np.testing.assert_allclose(encoder.encode(TEXTS).tokens, expected.numpy(), atol=2e-3)
+    other = load_text_encoder(section("clip", models / "clip"), device="cpu")
+    assert other.fingerprint != encoder.fingerprint, "another state is other data"
+
+
 def test_clip_and_t5_are_those_of_the_sd3_pipeline(models: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
     from transformers import AutoTokenizer, CLIPTextModelWithProjection, T5EncoderModel
