@@ -1,16 +1,17 @@
-"""The ``isthmus`` command. Imports typer and the command modules, which import nothing heavy themselves."""
+"""The ``isthmus`` command. The command modules import typer, and what is heavy only inside a command."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import typer
-
-from isthmus.cli.output import fail
+from isthmus.cli.checking import check, plain_request
 from isthmus.errors import IsthmusError
+
+if TYPE_CHECKING:
+    import typer
 
 MODULES = {
     "quickstart": ("quickstart",),
@@ -31,6 +32,10 @@ def build(command: str | None = None) -> typer.Typer:
         command: the first word of the command line. Importing its module alone halves the time to the
             command's first line; a word that is no command registers all, so that help can suggest one.
     """
+    from importlib import import_module
+
+    import typer
+
     app = typer.Typer(
         name="isthmus",
         add_completion=False,
@@ -40,7 +45,7 @@ def build(command: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback()(_callback())
     wanted = [module for module, commands in MODULES.items() if command in commands]
     for module in wanted or MODULES:
         try:
@@ -51,31 +56,41 @@ def build(command: str | None = None) -> typer.Typer:
     return app
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from isthmus import __version__
+def _callback() -> Callable[..., None]:
+    import typer
 
-        print(f"isthmus {__version__}")
-        raise typer.Exit()
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            from isthmus import __version__
 
+            print(f"isthmus {__version__}")
+            raise typer.Exit()
 
-def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
-    ),
-) -> None:
-    """Train latent text-to-image models from one recipe, on Azure ML, SageMaker or here.
+    def isthmus(
+        version: bool = typer.Option(
+            False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ) -> None:
+        """Train latent text-to-image models from one recipe, on Azure ML, SageMaker or here.
 
-    First: isthmus quickstart. Then: isthmus recipes list
-    """
+        Example: isthmus quickstart
+        """
+
+    return isthmus
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0, or the exit code of the error (see :mod:`isthmus.errors`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        build(arguments[0] if arguments else None)(arguments, prog_name="isthmus")
+        request = plain_request(arguments)
+        if request is None:
+            build(arguments[0] if arguments else None)(arguments, prog_name="isthmus")
+        else:
+            check(request)
     except IsthmusError as error:
         if os.environ.get("ISTHMUS_DEBUG") == "1":
             raise
+        from isthmus.cli.output import fail
+
         fail(error)

@@ -81,14 +81,10 @@ def check(
 
     Example: isthmus recipes check my.yaml --set stages.0.global_batch_size=1024
     """
-    from isthmus.core.recipe import load_recipe, resolve
-    from isthmus.core.recipe.summary import summary, summary_text
+    from isthmus.cli.checking import Request
+    from isthmus.cli.checking import check as check_recipe
 
-    loaded = load_recipe(recipe, overrides)
-    if backend:
-        resolve(loaded.recipe, backend)
-    found = summary(loaded.recipe)
-    emit(found, as_json=as_json, text=lambda: f"{loaded.filename}: ok\n{summary_text(found)}")
+    check_recipe(Request(recipe, overrides, backend, as_json))
 
 
 def schema() -> None:

@@ -4,8 +4,6 @@ The docstring under each field becomes its description in the JSON schema and in
 Checks that need more than one section are in :mod:`isthmus.core.recipe.checks`.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -51,7 +49,7 @@ class Model(Section):
     """unet: UNet2DConditionModel, dit: PixArtTransformer2DModel, mmdit: SD3Transformer2DModel (diffusers' classes)."""
     preset: str | None = None
     """A named configuration of that family, such as `sdxl`, `sd3-medium`, `pixart-512`."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, Any] = {}  # noqa: RUF012
     """Arguments of the diffusers class; over the preset's where there is one."""
 
 
@@ -124,7 +122,7 @@ class Data(Section):
     """Deterministic sample streams. world size | lanes | global batch size, so at least the largest world size."""
     memory_limit: Size = 4_000_000_000
     """Per rank, for blocks read ahead; a launch whose order needs more is refused."""
-    buckets: Buckets = Buckets()
+    buckets: Buckets = Buckets.model_construct()
     """How `isthmus data encode` cuts pictures; one choice for a dataset."""
 
 
@@ -157,13 +155,13 @@ class Checkpoint(Section):
 class Validation(Section):
     """What is watched during training."""
 
-    prompts: list[str] = Field(default_factory=list)
+    prompts: list[str] = []  # noqa: RUF012
     """Captions drawn as a grid; their embeddings are stored beside the shards when encoding."""
     every: Every = Interval(steps=1000)
     """Rhythm of grids and validation loss."""
     loss_by_timestep: bool = False
     """Measure the loss at even timesteps over held-out samples."""
-    sources: list[Source] = Field(default_factory=list)
+    sources: list[Source] = []  # noqa: RUF012
     """Held-out datasets for the loss; empty: a fixed set of training samples, marked as such."""
     samples: Positive = 256
     """Samples the loss is taken over."""
@@ -198,7 +196,7 @@ class Compute(Section):
         "none", "a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb", "l40s-48gb", "a10g-24gb"
     ]
     """none: train on CPU."""
-    offers: list[Offer] = Field(default_factory=list)
+    offers: list[Offer] = []  # noqa: RUF012
     """In order: where to go, and where to go next."""
     max_restarts: Annotated[int, Field(ge=0)] = 10
     """Restarts after preemption before giving up."""
@@ -250,19 +248,19 @@ class Recipe(Section):
     model: Model
     encoders: Encoders
     data: Data
-    objective: Objective = Objective()
-    optimizer: Optimizer = Optimizer()
+    objective: Objective = Objective.model_construct()
+    optimizer: Optimizer = Optimizer.model_construct()
     stages: Annotated[list[Stage], Field(min_length=1)]
-    parallel: Parallel = Parallel()
-    ema: EMA = EMA()
-    checkpoint: Checkpoint = Checkpoint()
-    validation: Validation = Validation()
+    parallel: Parallel = Parallel.model_construct()
+    ema: EMA = EMA.model_construct()
+    checkpoint: Checkpoint = Checkpoint.model_construct()
+    validation: Validation = Validation.model_construct()
     compute: Compute
     run_directory: RunPlace
     """Where runs are written; a URI, or one for each backend. A run lives in `<run_directory>/<run id>`."""
     code: str | None = None
     """A folder of the team's own code, packaged by hash."""
-    monitor: Monitor = Monitor()
-    budget: Budget = Budget()
-    backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    monitor: Monitor = Monitor.model_construct()
+    budget: Budget = Budget.model_construct()
+    backends: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     """One section for each backend; the backend's own model validates it."""

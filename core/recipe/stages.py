@@ -1,8 +1,6 @@
 """Sections of the recipe that say what is optimised: objective, optimizer, stages, EMA."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +12,19 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Section(BaseModel):
     """Base of all sections: strict and immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        # The recipe's one validator is built when the first recipe is read, not one for each class at import.
+        defer_build=True,
+    )
+
+
+def _changes(override: Section) -> dict[str, Any]:
+    written = {name: getattr(override, name) for name in override.model_fields_set}
+    return {name: value for name, value in written.items() if value is not None}
 
 
 class Objective(Section):
@@ -59,7 +69,7 @@ class ObjectiveOverride(Section):
 
     def over(self, objective: Objective) -> Objective:
         """The objective with this stage's changes."""
-        return objective.model_copy(update=self.model_dump(exclude_none=True))
+        return objective.model_copy(update=_changes(self))
 
 
 class Optimizer(Section):
@@ -94,7 +104,7 @@ class EMAOverride(Section):
 
     def over(self, ema: EMA) -> EMA:
         """The EMA with this stage's changes."""
-        return ema.model_copy(update=self.model_dump(exclude_none=True))
+        return ema.model_copy(update=_changes(self))
 
 
 class OnEnter(Section):
@@ -133,10 +143,10 @@ class Stage(Section):
     """Linear warm-up, in steps of this stage."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Global gradient norm above which gradients are scaled down."""
-    objective: ObjectiveOverride = ObjectiveOverride()
-    ema: EMAOverride = EMAOverride()
-    on_enter: OnEnter = OnEnter()
-    validation: StageValidation = StageValidation()
+    objective: ObjectiveOverride = ObjectiveOverride.model_construct()
+    ema: EMAOverride = EMAOverride.model_construct()
+    on_enter: OnEnter = OnEnter.model_construct()
+    validation: StageValidation = StageValidation.model_construct()
     pos_embed_interpolation: Annotated[float, Field(gt=0)] | None = None
     """Scale of the positional embedding in this stage (PixArt-Sigma: 0.5 at 256, 1 at 512, 2 at 1024)."""
     token_mask_ratio: Probability = 0.0
