@@ -54,7 +54,7 @@ class Chart:
     unit: str = ""
     lines: Sequence[Line]
     x_unit: str = "step"
-    x_value: Callable[[float], str] = short
+    x_value: Callable[[float], str] = "{:,.0f}".format
     """How an x under the pointer is written."""
     x_range: tuple[float, float] | None = None
     from_zero: bool = False

@@ -45,8 +45,9 @@ def _cause(data: RunData) -> str:
     failed = data.failure()
     if failed is None:
         return ""
-    where = f"Rank {escape(failed['rank'], 20)}: " if failed.get("rank") is not None else ""
-    cause = failed.get("cause") or failed.get("message") or "no cause was recorded"
+    cause = str(failed.get("cause") or failed.get("message") or "no cause was recorded")
+    named = failed.get("rank") is None or cause.startswith("rank ")
+    where = "" if named else f"Rank {escape(failed['rank'], 20)}: "
     return f'<p class="cause"><strong>Failed.</strong> {where}{escape(cause)}</p>'
 
 
@@ -66,9 +67,14 @@ def tiles(data: RunData, training: Training) -> str:
     if seconds:
         count = len(data.attempts)
         found.append(("Duration", duration(seconds), f"over {count} attempts" if count > 1 else ""))
-    speeds = [speed for row in data.train[-2000:] if (speed := finite(row.get("samples_per_s"))) is not None]
+    speeds = [
+        speed
+        for row in data.train[-200:]
+        if row.get("stage") == data.train[-1].get("stage")
+        and (speed := finite(row.get("samples_per_s"))) is not None
+    ]
     if speeds:
-        found.append(("Throughput", short(float(figure_of(median(speeds)))), "samples/s, recent median"))
+        found.append(("Throughput", short(float(f"{median(speeds):.4g}")), "samples/s, recent median"))
     wait = training.data_wait_fraction()
     if wait is not None:
         found.append(("Data wait", f"{100 * wait:.2g} %", "of step time"))
@@ -101,11 +107,6 @@ def tiles(data: RunData, training: Training) -> str:
         for name, value, aside in found
     )
     return f'<dl class="tiles">{cells}</dl>' if cells else ""
-
-
-def figure_of(value: float) -> str:
-    """A number rounded to four significant digits."""
-    return f"{value:.4g}"
 
 
 def training_section(training: Training) -> str:
@@ -248,7 +249,8 @@ def recipe_section(data: RunData) -> str:
     if not data.recipe_text:
         return ""
     lines = data.recipe_text.count("\n")
-    return f"<details><summary>recipe.yaml, {lines} lines</summary><pre>{escape(data.recipe_text, 200_000)}</pre></details>"
+    count = "1 line" if lines == 1 else f"{lines} lines"
+    return f"<details><summary>recipe.yaml, {count}</summary><pre>{escape(data.recipe_text, 200_000)}</pre></details>"
 
 
 def environment_section(data: RunData) -> str:

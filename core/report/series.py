@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.core.report.text import MINUS, figure, finite, short
+from isthmus.core.report.text import MINUS, finite, scientific, short
 
 Floats = NDArray[np.float64]
 RAW_POINTS = 800
@@ -82,13 +82,13 @@ def smooth(series: Reduced) -> tuple[Floats, int]:
     smoothed = np.full(len(series.mean), np.nan)
     for group in np.unique(series.group):
         at = np.flatnonzero(series.group == group)
-        values = series.mean[at]
-        known = np.isfinite(values)
-        kernel = np.ones(min(window, 2 * ((len(at) - 1) // 2) + 1))
-        weights = np.convolve(known.astype(np.float64), kernel, mode="same")
-        sums = np.convolve(np.where(known, values, 0.0), kernel, mode="same")
-        near = known & (weights > 0)
-        smoothed[at[near]] = sums[near] / weights[near]
+        for place, index in enumerate(at):
+            # Symmetric up to the ends: a window that is cut on one side would bend the line there.
+            reach = min(window // 2, place, len(at) - 1 - place)
+            values = series.mean[at[place - reach] : at[place + reach] + 1]
+            known = values[np.isfinite(values)]
+            if np.isfinite(series.mean[index]):
+                smoothed[index] = known.mean()
     return smoothed, round(window * series.rows_per_point)
 
 
@@ -160,7 +160,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     if largest >= 1e4:
         return [short(value).replace("-", MINUS) for value in values]
     if 0 < largest < 1e-2:
-        return [figure(value, 3) for value in values]
+        return [scientific(value) if value else "0" for value in values]
     step = abs(values[1] - values[0]) if len(values) > 1 else 1.0
     decimals = 0
     while decimals < 6 and abs(round(step, decimals) - step) > 1e-9 * max(step, 1e-9):

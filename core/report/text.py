@@ -44,11 +44,17 @@ def figure(value: float, digits: int = 4) -> str:
     if size >= 10 ** (digits - 1) and size < 1e15:
         text = f"{value:,.0f}"
     elif size < 1e-3 or size >= 1e15:
-        mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-        text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return scientific(value, digits)
     else:
         text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"
     return text.replace("-", MINUS)
+
+
+def scientific(value: float, digits: int = 3) -> str:
+    """2.5e−5: the mantissa without trailing zeros."""
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
 
 
 def short(value: float) -> str:
@@ -71,7 +77,7 @@ def size(count: float) -> str:
 def duration(seconds: float) -> str:
     """Two units: 3 d 4 h, 2 h 5 min, 3 min 12 s, 42 s, 8.2 s."""
     if seconds < 59.5:
-        return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if 0.05 <= seconds < 10 else f"{seconds:.0f} s"
     whole = round(seconds)
     for unit, below, one, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
         if whole >= one:

@@ -110,7 +110,7 @@ class Training:
                 "norm",
                 "before clipping",
                 column(rows, "grad_norm"),
-                from_zero=True,
+                log=True,
                 bounds=[(value, f"clip at {short(value)}") for value in clip] if len(clip) == 1 else [],
             ),
             Chart(
