@@ -68,6 +68,7 @@ def make_scheduler(
         "beta_schedule": noise_schedule,
         "prediction_type": prediction_type,
         "timestep_spacing": "trailing",
+        "steps_offset": 1,  # of other spacings; diffusers calls any other value outdated
     }
     if name == "ddim":
         return diffusers.DDIMScheduler(clip_sample=False, **common)
