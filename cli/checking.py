@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isthmus.core.recipe import LoadedRecipe
 
 
 @dataclass(slots=True)
@@ -60,10 +63,24 @@ def _check(request: Request) -> None:
     from isthmus.core.recipe.summary import summary, summary_text
 
     loaded = load_recipe(request.recipe or "", request.overrides)
+    _check_sections(loaded)
     if request.backend:
         resolve(loaded.recipe, request.backend)
     found = summary(loaded.recipe)
     emit(found, as_json=request.as_json, text=lambda: f"{loaded.filename}: ok\n{summary_text(found)}")
+
+
+def _check_sections(loaded: LoadedRecipe) -> None:
+    """Each backend's section by the backend's own model; the clouds' come with their extras, in a later version."""
+    if not loaded.recipe.backends:
+        return
+    from isthmus.backends.prepare import backend_settings
+    from isthmus.backends.registry import LATER, backend_names, get_backend
+
+    available = backend_names()
+    for name in loaded.recipe.backends:
+        if name in available or name not in LATER:
+            backend_settings(get_backend(name), loaded)
 
 
 @contextmanager

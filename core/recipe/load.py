@@ -31,7 +31,11 @@ class LoadedRecipe:
 
     def where(self, path: str | Path) -> str:
         """``file:line`` of a field path such as ``stages.0.steps``; of its section when it was not written."""
-        return _where(self.places, split_path(path) if isinstance(path, str) else path, self.filename)
+        try:
+            parts = split_path(path) if isinstance(path, str) else path
+        except OverrideError:
+            parts = ()
+        return _where(self.places, parts, self.filename)
 
 
 def load_recipe(path: str | FilePath, overrides: Sequence[str] = ()) -> LoadedRecipe:

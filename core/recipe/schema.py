@@ -87,7 +87,9 @@ class Encoders(Section):
     """What the shards were made with; checked against the dataset's fingerprints."""
 
     autoencoder: Autoencoder
+    """Between pictures and latents."""
     text: Annotated[list[TextEncoder], Field(min_length=1)]
+    """In the order in which the model joins them."""
 
 
 class Source(Section):
@@ -114,6 +116,7 @@ class Data(Section):
     """Where the latents are and how they are read."""
 
     sources: Annotated[list[Source], Field(min_length=1)]
+    """Latent datasets, mixed by their repeats."""
     access: Literal["stream", "mount", "download"] = "stream"
     """stream: range reads from the store; mount: FastFile on SageMaker, ro_mount on Azure ML; download: a copy on the node first."""
     shuffle_window: Positive = 16384
@@ -179,7 +182,9 @@ class Offer(Section):
     """Somewhere to go, in order of preference."""
 
     backend: str
+    """Such as `azure` or `sagemaker`."""
     region: str | None = None
+    """The cloud's name of it, such as `italynorth` or `us-east-1`; absent: the backend's setting."""
     tier: Literal["on_demand", "spot", "reserved"] = "on_demand"
     """spot covers Azure's low priority."""
     sku: str | None = None
@@ -190,6 +195,7 @@ class Compute(Section):
     """How many machines of what kind."""
 
     nodes: Positive = 1
+    """Machines."""
     gpus_per_node: Positive = 8
     """GPUs of a node; processes of a node where `gpu` is `none`. World size = nodes x gpus_per_node."""
     gpu: Literal[
@@ -208,6 +214,7 @@ class Threshold(Section):
     min: float | Literal["auto"] | None = None
     """auto derives the expected figure from the recipe."""
     max: float | None = None
+    """Highest value without an alarm."""
     for_: Annotated[Duration, Field(alias="for")] = 600.0
     """How long it must last."""
 
@@ -246,21 +253,34 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of initial weights, sample order, noise and timesteps."""
     model: Model
+    """The denoiser that is trained."""
     encoders: Encoders
+    """What the shards were made with."""
     data: Data
+    """Where the latents are and how they are read."""
     objective: Objective = Objective.model_construct()
+    """What the model learns to predict."""
     optimizer: Optimizer = Optimizer.model_construct()
+    """How weights are updated."""
     stages: Annotated[list[Stage], Field(min_length=1)]
+    """Progressive training, in order."""
     parallel: Parallel = Parallel.model_construct()
+    """How a step is spread over the ranks."""
     ema: EMA = EMA.model_construct()
+    """The averaged weights that are sampled and exported."""
     checkpoint: Checkpoint = Checkpoint.model_construct()
+    """When the state is saved."""
     validation: Validation = Validation.model_construct()
+    """Grids and validation loss."""
     compute: Compute
+    """The machines."""
     run_directory: RunPlace
     """Where runs are written; a URI, or one for each backend. A run lives in `<run_directory>/<run id>`."""
     code: str | None = None
     """A folder of the team's own code, packaged by hash."""
     monitor: Monitor = Monitor.model_construct()
+    """Alarms."""
     budget: Budget = Budget.model_construct()
+    """Caps on time and money."""
     backends: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     """One section for each backend; the backend's own model validates it."""

@@ -35,6 +35,7 @@ class Objective(Section):
     noise_schedule: Literal["scaled_linear", "linear"] = "scaled_linear"
     """Betas of epsilon and v_prediction, 1000 timesteps; flow has none."""
     timestep_sampling: Literal["uniform", "logit_normal", "mode"] = "uniform"
+    """Distribution of training timesteps; logit_normal and mode: Esser et al. 2024."""
     logit_mean: float = 0.0
     """Of logit_normal."""
     logit_std: Annotated[float, Field(gt=0)] = 1.0
@@ -44,6 +45,7 @@ class Objective(Section):
     shift: Annotated[float, Field(gt=0)] = 1.0
     """Timestep shift of flow; grows with the square root of the token ratio."""
     weighting_scheme: Literal["none", "min_snr"] = "none"
+    """Weight of a timestep's loss; min_snr: Hang et al. 2023, of epsilon and v_prediction."""
     snr_gamma: Annotated[float, Field(gt=0)] = 5.0
     """Of min_snr."""
     noise_offset: Annotated[float, Field(ge=0)] = 0.0
@@ -56,16 +58,27 @@ class ObjectiveOverride(Section):
     """A stage's changes to `objective`; what is absent is inherited."""
 
     prediction_type: Literal["epsilon", "v_prediction", "flow"] | None = None
+    """As `objective.prediction_type`."""
     noise_schedule: Literal["scaled_linear", "linear"] | None = None
+    """As `objective.noise_schedule`."""
     timestep_sampling: Literal["uniform", "logit_normal", "mode"] | None = None
+    """As `objective.timestep_sampling`."""
     logit_mean: float | None = None
+    """As `objective.logit_mean`."""
     logit_std: Annotated[float, Field(gt=0)] | None = None
+    """As `objective.logit_std`."""
     mode_scale: float | None = None
+    """As `objective.mode_scale`."""
     shift: Annotated[float, Field(gt=0)] | None = None
+    """As `objective.shift`."""
     weighting_scheme: Literal["none", "min_snr"] | None = None
+    """As `objective.weighting_scheme`."""
     snr_gamma: Annotated[float, Field(gt=0)] | None = None
+    """As `objective.snr_gamma`."""
     noise_offset: Annotated[float, Field(ge=0)] | None = None
+    """As `objective.noise_offset`."""
     caption_dropout: Probability | None = None
+    """As `objective.caption_dropout`."""
 
     def over(self, objective: Objective) -> Objective:
         """The objective with this stage's changes."""
@@ -76,10 +89,14 @@ class Optimizer(Section):
     """AdamW (Loshchilov and Hutter 2019), torch's implementation."""
 
     name: Literal["adamw"] = "adamw"
+    """The only one so far."""
     # Not strict: YAML has no tuples. The numbers inside stay strict.
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
+    """Decay rates of the gradient's first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled weight decay, times the learning rate; all parameters."""
     implementation: Literal["auto", "foreach", "fused"] = "auto"
     """torch's kernels; auto: fused on GPU, foreach on CPU."""
 
@@ -99,8 +116,11 @@ class EMAOverride(Section):
     """A stage's changes to `ema`; what is absent is inherited."""
 
     decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """As `ema.decay`."""
     start: Annotated[int, Field(ge=0)] | None = None
+    """As `ema.start`."""
     update_every: Positive | None = None
+    """As `ema.update_every`."""
 
     def over(self, ema: EMA) -> EMA:
         """The EMA with this stage's changes."""
@@ -111,13 +131,16 @@ class OnEnter(Section):
     """What a stage does with the state that it inherits."""
 
     optimizer: Literal["keep", "reset"] = "keep"
+    """keep its moments, or reset them to zero."""
     ema: Literal["keep", "reset"] = "keep"
+    """keep the average, or reset it to the weights."""
 
 
 class StageValidation(Section):
     """A stage's changes to `validation`; what is absent is inherited."""
 
     timestep_bins: Positive | None = None
+    """As `validation.timestep_bins`."""
     prompts: list[str] | None = None
     """Must be among `validation.prompts`, whose embeddings are stored."""
 
@@ -126,6 +149,7 @@ class Stage(Section):
     """One step of progressive training."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,47}$")]
+    """Shown in logs, metrics and the report; unique."""
     resolution: Positive
     """Pixels; names the shards' sibling files that are read."""
     steps: Positive | None = None
@@ -137,6 +161,7 @@ class Stage(Section):
     micro_batch_size: Positive
     """Samples of one forward pass on one rank; accumulation follows."""
     learning_rate: Annotated[float, Field(gt=0)]
+    """Peak, after the warm-up. Not scaled by the world size."""
     lr_scheduler: Literal["constant", "cosine", "linear", "sqrt"] = "constant"
     """After the warm-up: constant, or down to zero over the stage (sqrt: sqrt(1 - progress))."""
     lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -144,9 +169,13 @@ class Stage(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Global gradient norm above which gradients are scaled down."""
     objective: ObjectiveOverride = ObjectiveOverride.model_construct()
+    """Changes to `objective`."""
     ema: EMAOverride = EMAOverride.model_construct()
+    """Changes to `ema`."""
     on_enter: OnEnter = OnEnter.model_construct()
+    """What happens to inherited state; the first stage inherits none."""
     validation: StageValidation = StageValidation.model_construct()
+    """Changes to `validation`."""
     pos_embed_interpolation: Annotated[float, Field(gt=0)] | None = None
     """Scale of the positional embedding in this stage (PixArt-Sigma: 0.5 at 256, 1 at 512, 2 at 1024)."""
     token_mask_ratio: Probability = 0.0
