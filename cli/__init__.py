@@ -1,0 +1,1 @@
+"""One small module for each command group; no logic."""

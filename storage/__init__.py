@@ -1,0 +1,1 @@
+"""Bytes and shards; knows no model and no cloud job."""

@@ -1,0 +1,1 @@
+"""Images and captions -> latents and text embeddings in a latent dataset."""

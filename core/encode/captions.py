@@ -54,6 +54,7 @@ def _row(column: TextColumn, row: int) -> tuple[Any, int, Any]:
 
 
 def finite_columns(text: dict[str, TextEncoderRunner], texts: list[str], what: str) -> dict[str, TextColumn]:
+    """Embeddings of `texts` by encoder; DataError, naming `what`, when one is not finite."""
     if not texts:
         return {}
     columns = {name: encoder.encode(texts) for name, encoder in text.items()}

@@ -1,0 +1,1 @@
+"""Denoiser families and their conditioning; presets and profiles, which need no torch."""

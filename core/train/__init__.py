@@ -1,0 +1,1 @@
+"""Training: loop, parallelism, objective, stages, EMA, checkpoints."""

@@ -13,7 +13,7 @@ import pytest
 from isthmus.core.models import profiles
 from isthmus.core.recipe.schema import Monitor, Recipe
 from isthmus.core.telemetry import SystemProbe, watch
-from isthmus.core.telemetry.watch import FabricExpectation
+from isthmus.core.telemetry.watching import FabricExpectation
 from isthmus.errors import StorageError
 from isthmus.storage.rundir import RunDirectory
 
