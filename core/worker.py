@@ -29,7 +29,7 @@ from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Death, Verdict, de
 from isthmus.core.recipe import Recipe, load_recipe
 from isthmus.errors import IsthmusError, LeaseLost, NotInstalled, UsageError
 from isthmus.storage.rundir import Lease, RunDirectory
-from isthmus.storage.rundir.process import ProcessId
+from isthmus.storage.rundir.process import ProcessId, die_with_parent
 
 TRAINER = "isthmus.core.train"
 LEASE_SECONDS = 60.0
@@ -38,8 +38,10 @@ LEASE_SECONDS = 60.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one attempt on this node; returns the exit code."""
     options = _parser().parse_args(arguments)
-    # Sent before anything slow, so that an eviction during the imports is not a crash.
     signals = Signals()
+    if parent := os.environ.pop("ISTHMUS_PARENT", None):
+        # Whoever restarts us is gone: checkpoint and end, so that a resume finds nobody here.
+        die_with_parent(int(parent), how=signal.SIGTERM)
     try:
         worker = Worker(
             recipe_file=options.recipe,

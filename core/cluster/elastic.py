@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.cluster.parent import die_with_parent
+from isthmus.storage.rundir.process import die_with_parent
 
 
 def main(arguments: list[str]) -> int:

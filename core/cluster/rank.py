@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from isthmus.core.cluster.parent import die_with_parent
 from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Ending, write_outcome
 from isthmus.errors import IsthmusError
-from isthmus.storage.rundir.process import ProcessId
+from isthmus.storage.rundir.process import ProcessId, die_with_parent
 
 
 def main(arguments: list[str]) -> int:

@@ -263,6 +263,10 @@ class RunDirectory:
         """A file's bytes, or None when there is none."""
         return self._store.read(name)
 
+    def remove_file(self, name: str) -> None:
+        """Removes a file, or a folder with all in it."""
+        self._store.remove(name)
+
     def local_path(self, name: str = "") -> Path | None:
         """Where a file of the run is on this machine's file system; None on an object store."""
         return self._store.local_path(name)

@@ -19,8 +19,6 @@ from isthmus.core.recipe.dump import dump_recipe
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir import lease as leases
 
-STUBS = Path(__file__).parent.parent / "stubs"
-
 
 class Attempt:
     """A worker process on a run directory."""
@@ -42,13 +40,12 @@ class Attempt:
                     "--run",
                     self.run.uri,
                 ),
-                *("--module", "stub_trainer", *extra),
+                *("--module", "isthmus.core.rehearsal", *extra),
             ],
             env={
                 **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-                "PYTHONPATH": str(STUBS),
-                "STUB": json.dumps(plan),
-                "STUB_READY": str(self.ready),
+                "ISTHMUS_REHEARSAL": json.dumps(plan),
+                "ISTHMUS_REHEARSAL_READY": str(self.ready),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

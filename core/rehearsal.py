@@ -1,7 +1,9 @@
-"""A training module without training, for tests of everything around it: `ISTHMUS_TRAINER_MODULE=stub_trainer`.
+"""A stand-in for the trainer: the same contract with the worker, no model, no torch.
 
-What each rank does comes as JSON in STUB: {"0": "finish", "1": "kill", "*": "wait"}. A rank says that it is ready
-by a file in STUB_READY; `wait` answers SIGTERM as the trainer does.
+`ISTHMUS_TRAINER_MODULE=isthmus.core.rehearsal` has the worker start it. The conformance suite and the tests of
+everything around the trainer run it. What each rank does comes as JSON in ISTHMUS_REHEARSAL, such as
+{"0": "finish", "1": "kill", "*": "wait"}, or with a list for a rank one word an attempt; a rank says that it is
+ready by a file in the folder ISTHMUS_REHEARSAL_READY, if there is one. `wait` answers SIGTERM as the trainer does.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from isthmus.storage.rundir import RunDirectory
 
 
 def main() -> int:
-    """Does what STUB says."""
+    """Does what ISTHMUS_REHEARSAL says; returns the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--run", required=True)
     options = parser.parse_args()
     rank = os.environ["RANK"]
-    plan = json.loads(os.environ.get("STUB", "{}"))
+    plan = json.loads(os.environ.get("ISTHMUS_REHEARSAL", "{}"))
     told = plan.get(rank, plan.get("*", "finish"))
     attempt = int(os.environ["ISTHMUS_ATTEMPT"])
     if isinstance(told, list):
@@ -41,7 +43,7 @@ def main() -> int:
     print(f"rank {rank} attempt {attempt}: {told}", flush=True)
     if rank == "0":
         run.event("note", threads=os.environ["OMP_NUM_THREADS"], usd=os.environ.get("ISTHMUS_USD_PER_HOUR"))
-    if ready := os.environ.get("STUB_READY"):
+    if ready := os.environ.get("ISTHMUS_REHEARSAL_READY"):
         Path(ready, f"rank{rank}-attempt{attempt}").write_text(str(os.getpid()))
 
     if told == "finish":
@@ -57,7 +59,7 @@ def main() -> int:
     if told == "crash":
         raise RuntimeError("boom")
     if told == "exit":
-        os._exit(7)
+        os._exit(7)  # without a word
     if told == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     evicted.wait()

@@ -1,0 +1,11 @@
+"""The backends that come with isthmus, announced like any other plugin's."""
+
+from __future__ import annotations
+
+from isthmus.backends.hooks import BackendEntry, hookimpl
+
+
+@hookimpl
+def isthmus_backends() -> list[BackendEntry]:
+    """`local`."""
+    return [("local", "isthmus.backends.local.backend:LocalBackend", None)]

@@ -1,0 +1,84 @@
+"""How runs are, for whoever asks: from their records, their backend and their run directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.backends.registry import get_backend
+from isthmus.backends.runs import Record, find, records
+from isthmus.backends.spec import Status
+from isthmus.errors import IsthmusError, RunNotFound
+from isthmus.storage import filesystems
+from isthmus.storage.rundir import RunDirectory
+from isthmus.storage.rundir.store import open_store
+
+
+def status_of(record: Record) -> Status:
+    """The status that the run's backend tells."""
+    return get_backend(record.backend).status(record.to_handle())
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """State, progress, checkpoints and alarms of a run, JSON-able. Raises RunNotFound when its directory is gone."""
+    run = RunDirectory.open(record.run_uri)
+    status = status_of(record)
+    rows = run.read_metrics("train")
+    last = rows[-1] if rows else {}
+    stages = run.read_run_json().get("recipe", {}).get("stages", [])
+    return {
+        "run": record.id,
+        "state": status.state,
+        "exit_code": status.exit_code,
+        "cause": status.cause,
+        "detail": status.detail,
+        "attempt": status.attempt,
+        "backend": record.backend,
+        "run_uri": run.uri,
+        "created": record.created,
+        "step": last.get("step"),
+        "total_steps": _total_steps(stages),
+        "loss": last.get("loss"),
+        "samples_per_s": last.get("samples_per_s"),
+        "checkpoints": run.checkpoints(),
+        "alarms": [str(event.get("message") or event.get("metric")) for event in run.events("alarm")][-5:],
+    }
+
+
+def _total_steps(stages: list[dict[str, Any]]) -> int:
+    return sum(
+        int(stage.get("steps") or int(stage.get("samples") or 0) // int(stage["global_batch_size"]))
+        for stage in stages
+    )
+
+
+def overview(place: str | None = None) -> list[dict[str, Any]]:
+    """A row a run that is known here, or found in `place`: run, state, backend, run_uri, created; the newest first."""
+    found = {record.run_uri.rstrip("/"): record for record in records()}
+    if place is not None:
+        root = open_store(place)
+        for name in root.names(""):
+            uri = filesystems.join(root.uri, name)
+            if uri not in found and root.read(f"{name}/run.json") is not None:
+                found[uri] = find(uri)
+    rows = []
+    for record in sorted(found.values(), key=lambda record: record.created, reverse=True):
+        rows.append(
+            {
+                "run": record.id,
+                "state": _state(record),
+                "backend": record.backend,
+                "run_uri": record.run_uri,
+                "created": record.created,
+            }
+        )
+    return rows
+
+
+def _state(record: Record) -> str:
+    try:
+        RunDirectory.open(record.run_uri)
+        return status_of(record).state
+    except RunNotFound:
+        return "gone"
+    except IsthmusError:
+        return "unknown"  # its plugin or its store is not there; `status` says which

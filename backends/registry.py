@@ -1,0 +1,139 @@
+"""Backends by name. Plugins are looked for only when a backend is needed, and loaded only when it is theirs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from isthmus.backends.hooks import PROJECT, BackendEntry, Hooks
+from isthmus.backends.spec import Backend
+from isthmus.errors import NotInstalled, PluginError, UsageError
+
+LATER = ("azure", "sagemaker")
+"""Backends that a later version brings with their extra."""
+
+_METHODS = ("render", "lint", "preflight", "submit", "status", "logs", "stop", "offers")
+
+
+class _Known:
+    """What the installed plugins announce, and which of them are broken."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, tuple[BackendEntry, str]] = {}
+        self.broken: dict[str, str] = {}
+
+
+@cache
+def _scan() -> _Known:
+    from importlib import metadata
+
+    import pluggy
+
+    known = _Known()
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(Hooks)
+    for point in sorted(metadata.entry_points(group=PROJECT), key=lambda point: point.name):
+        if manager.get_plugin(point.name) is not None:
+            continue  # the same distribution found twice, as with an editable install beside a wheel
+        try:
+            manager.register(point.load(), point.name)
+            manager.check_pending()
+        except Exception as error:  # noqa: BLE001 - a plugin may fail in any way; isthmus goes on without it
+            known.broken[point.name] = _one_line(error)
+            if manager.has_plugin(point.name):
+                manager.unregister(name=point.name)
+            continue
+        announce = getattr(manager.get_plugin(point.name), "isthmus_backends", None)
+        try:
+            for name, target, extra in announce() if announce is not None else ():
+                # The first one wins, and the built-in ones are never shadowed.
+                if name not in known.entries or point.name == "builtin":
+                    known.entries[name] = ((name, target, extra), point.name)
+        except Exception as error:  # noqa: BLE001 - as above
+            known.broken[point.name] = _one_line(error)
+    return known
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+_reported: set[str] = set()
+
+
+def _report(broken: dict[str, str], *, but: str | None = None) -> None:
+    for plugin, cause in broken.items():
+        if plugin not in _reported and plugin != but:
+            _reported.add(plugin)
+            print(f"warning: plugin {plugin} is broken and was skipped: {cause}", file=sys.stderr)
+
+
+def backend_names() -> list[str]:
+    """Names of the backends that are announced, sorted. Broken plugins are reported on stderr, once."""
+    known = _scan()
+    _report(known.broken)
+    return sorted(known.entries)
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name, loaded.
+
+    Raises:
+        UsageError: there is none; says which are near, or that it comes in a later version.
+        PluginError: its plugin is broken. Other broken plugins are reported on stderr, once, and skipped.
+        NotInstalled: its extra is missing.
+    """
+    known = _scan()
+    if name not in known.entries:
+        # A plugin that broke before it could announce anything is asked for by its own name.
+        if name in known.broken:
+            raise PluginError(
+                f"backend {name} cannot be loaded: {known.broken[name]}",
+                hint=f"update or uninstall the plugin {name}",
+            )
+        _report(known.broken)
+        raise _unknown(name, sorted(known.entries))
+    (_, target, extra), plugin = known.entries[name]
+    _report(known.broken, but=plugin)
+    return _load(name, target, extra, plugin)
+
+
+def _unknown(name: str, names: list[str]) -> UsageError:
+    if name in LATER:
+        return UsageError(
+            f"the {name} backend comes with isthmus[{name}] in a later version",
+            hint=f"this version has: {', '.join(names)}",
+        )
+    near = get_close_matches(name, [*names, *LATER], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+    return UsageError(f"no backend {name!r}", hint=hint)
+
+
+def _load(name: str, target: str, extra: str | None, plugin: str) -> Backend:
+    module, _, attribute = target.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)()
+    except ModuleNotFoundError as error:
+        missing = error.name or "a module"
+        if extra is not None and not module.startswith(missing):
+            raise NotInstalled(f"the {name} backend", extra=extra, module=missing) from error
+        raise _broken(name, plugin, _one_line(error)) from error
+    except Exception as error:
+        raise _broken(name, plugin, _one_line(error)) from error
+    lacks = [word for word in ("capabilities", "settings", *_METHODS) if not hasattr(found, word)]
+    if lacks:
+        raise _broken(name, plugin, f"{target} lacks {', '.join(lacks)}")
+    if getattr(found, "name", None) != name:
+        raise _broken(name, plugin, f"{target} calls itself {getattr(found, 'name', None)!r}")
+    backend: Backend = found
+    return backend
+
+
+def _broken(name: str, plugin: str, cause: str) -> PluginError:
+    return PluginError(
+        f"backend {name} of plugin {plugin} cannot be loaded: {cause}",
+        hint=f"update or uninstall the plugin {plugin}",
+    )

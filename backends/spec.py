@@ -1,0 +1,208 @@
+"""The backend surface: what a backend is, and the words that cross it.
+
+A backend turns a :class:`Job` into its cloud's native request (`render`, pure), finds out what would go wrong
+(`lint` offline, `preflight` online), submits and follows it. All that a backend knows of a submitted job is in
+its :class:`Handle`, so any other process can follow or stop it later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel
+
+from isthmus.core.recipe.schema import Recipe
+from isthmus.errors import IsthmusError
+
+
+class Capability(StrEnum):
+    """What a backend can do; the command line and the conformance suite ask."""
+
+    ATTACHED = "attached"
+    """A job can end with the launcher: Ctrl-C checkpoints and ends it (`interrupt`)."""
+    DETACHED = "detached"
+    """A job goes on when the launcher ends."""
+    MULTI_NODE = "multi-node"
+    SPOT = "spot"
+    """Interruptible capacity."""
+    RESTARTS = "restarts"
+    """The backend itself restarts a preempted job; otherwise a supervisor resubmits it."""
+    PRICES = "prices"
+    """Offers carry a price."""
+
+
+State = Literal["pending", "running", "restarting", "finished", "failed", "stopped", "preempted", "unknown"]
+ENDED: frozenset[State] = frozenset({"finished", "failed", "stopped", "preempted"})
+EXIT_CODES: dict[State, int] = {"finished": 0, "failed": 1, "stopped": 4, "preempted": 75}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A recipe resolved for one backend: what to run, where, on what, with which data and run directory."""
+
+    recipe: Recipe
+    """Resolved: every place is this backend's own."""
+    source: Recipe
+    """As written."""
+    backend: str
+    run_id: str
+    run_uri: str
+    settings: BaseModel
+    """The recipe's section of this backend, validated by its `settings` model."""
+    attempt: int = 1
+    """Which submission of the run this is, from 1."""
+    detach: bool = True
+    """Whether the job shall go on when the launcher ends; only for a backend that can do both."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: nodes times processes of a node."""
+        return self.recipe.compute.nodes * self.recipe.compute.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A job as its backend's native request; JSON all through, the same bytes for the same job."""
+
+    backend: str
+    run_id: str
+    run_uri: str
+    job_id: str
+    """The name that the cloud shall know the job by; ours to choose, so that it is recorded before it exists."""
+    request: Mapping[str, Any]
+    """The cloud's own form: an Azure ML command job, a CreateTrainingJob request, a command line."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text files that the request refers to, by the name that it uses; at least `recipe.yaml`."""
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, indented."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """A submitted job, for whoever follows it later.
+
+    `native` is the backend's own: a region, a process id. Its `job_id` alone, as found in run.json on another
+    machine, must do.
+    """
+
+    backend: str
+    run_id: str
+    run_uri: str
+    native: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """For a run record."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Handle:
+        """Reads what `to_json` wrote."""
+        return cls(**{name: data[name] for name in ("backend", "run_id", "run_uri", "native")})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How a job is."""
+
+    state: State
+    exit_code: int | None = None
+    """Of the whole job, once it has ended."""
+    cause: str | None = None
+    """The first cause in time over the ranks, when it did not finish."""
+    attempt: int | None = None
+    detail: str | None = None
+    """The cloud's own word, such as a queue position."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen unless somebody resumes it."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a node's log; `time` in seconds since 1970 where the backend knows it."""
+
+    node: int
+    time: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Something a backend can run a job on."""
+
+    backend: str
+    sku: str
+    region: str | None = None
+    tier: Literal["on_demand", "spot", "reserved"] = "on_demand"
+    nodes: int = 1
+    usd_per_hour: float | None = None
+    """Of all nodes together; None where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a lint or a preflight check found. An error refuses the launch."""
+
+    id: str
+    """Stable, such as `local.nodes`; documentation and tests refer to it."""
+    level: Literal["error", "warning", "note"]
+    message: str
+    fix: str | None = None
+    exit_code: int = 3
+    """Of a launch that this error refuses: 3, or that of the error it stands for (a missing dataset: 2)."""
+
+    @classmethod
+    def of(cls, id: str, error: IsthmusError) -> Finding:
+        """The finding for an error that was met while checking."""
+        message = f"{error.where}: {error.message}" if error.where else error.message
+        return cls(id, "error", message, error.hint, error.exit_code)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A backend. `render`, `lint` and `offers` need no network; every method raises IsthmusError only."""
+
+    name: str
+    capabilities: frozenset[Capability]
+    settings: type[BaseModel]
+    """Validates the backend's section of the recipe; strict, all fields optional."""
+
+    def render(self, job: Job) -> Rendered:
+        """The native request. Pure and offline."""
+
+    def lint(self, job: Job) -> list[Finding]:
+        """What is wrong with the job, found offline: limits, traps, missing fields."""
+
+    def preflight(self, job: Job) -> list[Finding]:
+        """What would go wrong, found by asking: identity, quota, data, image, region. Starts nothing."""
+
+    def submit(self, rendered: Rendered) -> Handle:
+        """Starts it."""
+
+    def status(self, handle: Handle) -> Status:
+        """How it is now."""
+
+    def logs(self, handle: Handle, follow: bool) -> Iterator[LogLine]:
+        """The log so far; with `follow` on until the job has ended."""
+
+    def stop(self, handle: Handle) -> None:
+        """Asks it to checkpoint and end, and sees that it ends within the grace. It is not restarted."""
+
+    def offers(self, job: Job) -> list[Offer]:
+        """What the job could run on."""
+
+
+@runtime_checkable
+class Attachable(Protocol):
+    """Of a backend with Capability.ATTACHED."""
+
+    def interrupt(self, handle: Handle, *, kill: bool = False) -> None:
+        """Ends the job as a preemption does, so that it can be resumed; with `kill` at once."""

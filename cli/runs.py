@@ -1,0 +1,151 @@
+"""``isthmus runs list``, ``status``, ``logs``, ``stop``, ``resume``: follow runs that were launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from isthmus.cli.output import emit
+
+if TYPE_CHECKING:
+    from isthmus.backends.runs import Record
+
+_AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+_RUN = typer.Argument(metavar="RUN", help="A run's id, the start of it, or its directory (a path or URI).")
+
+_OVERRIDES = typer.Option(
+    [], "--set", metavar="PATH=VALUE", help="Change a field, as in stages.0.steps=500. May be repeated."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    group.callback()(_runs)
+    group.command("list")(list_runs)
+    app.add_typer(group, name="runs", help="List the runs.")
+    app.command("status")(status)
+    app.command("logs")(logs)
+    app.command("stop")(stop)
+    app.command("resume")(resume)
+
+
+def _runs() -> None:
+    """Runs that were launched from this machine."""
+
+
+def list_runs(
+    folder: str = typer.Argument(
+        "", metavar="[PLACE]", help="Also the runs in this place, such as a recipe's run_directory."
+    ),
+    as_json: bool = _AS_JSON,
+) -> None:
+    """List runs with their state, the newest first.
+
+    Example: isthmus runs list ./quickstart/runs
+    """
+    from isthmus.backends.following import overview
+
+    rows = overview(folder or None)
+    width = max([len(row["run"]) for row in rows], default=0)
+    lines = [f"{row['run']:{width}}  {row['state']:10}  {row['backend']:9}  {row['run_uri']}" for row in rows]
+    emit(rows, as_json=as_json, text="\n".join(lines) or "no runs yet; start one: isthmus quickstart")
+
+
+def status(run: str = _RUN, as_json: bool = _AS_JSON) -> None:
+    """Say how a run is: its state, progress and newest checkpoint.
+
+    Example: isthmus status quickstart
+    """
+    from isthmus.backends.following import describe
+    from isthmus.backends.runs import find
+
+    facts = describe(find(run))
+    emit(facts, as_json=as_json, text=lambda: _status_text(facts))
+
+
+def _status_text(facts: dict[str, Any]) -> str:
+    lines = [f"{facts['run']}  {facts['state']}" + (f": {facts['cause']}" if facts["cause"] else "")]
+    if facts["detail"]:
+        lines.append(f"  detail      {facts['detail']}")
+    if facts["attempt"]:
+        lines.append(f"  attempt     {facts['attempt']}")
+    if facts["step"] is not None:
+        line = f"  step        {facts['step']}/{facts['total_steps']}"
+        if facts["loss"] is not None:
+            line += f"  loss {facts['loss']:.4f}"
+        if facts["samples_per_s"] is not None:
+            line += f"  {facts['samples_per_s']:.4g} samples/s"
+        lines.append(line)
+    if facts["checkpoints"]:
+        lines.append(f"  checkpoint  step {facts['checkpoints'][-1]}")
+    lines += [f"  alarm       {alarm}" for alarm in facts["alarms"]]
+    lines.append(f"  directory   {facts['run_uri']}")
+    return "\n".join(lines)
+
+
+def logs(
+    run: str = _RUN,
+    follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the run ends."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each line."),
+) -> None:
+    """Print what a run printed, on all nodes and attempts.
+
+    Example: isthmus logs -f quickstart
+    """
+    from json import dumps
+
+    from isthmus.backends.registry import get_backend
+    from isthmus.backends.runs import find
+
+    record = find(run)
+    lines = get_backend(record.backend).logs(record.to_handle(), follow)
+    try:
+        for line in lines:
+            row = {"node": line.node, "time": line.time, "text": line.text}
+            print(dumps(row, ensure_ascii=False) if as_json else line.text, flush=True)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None  # of the following, not of the run
+
+
+def stop(run: str = _RUN, as_json: bool = _AS_JSON) -> None:
+    """Have a run write a checkpoint and end; it is not restarted by itself.
+
+    Example: isthmus stop quickstart
+    """
+    from isthmus.backends.registry import get_backend
+    from isthmus.backends.runs import find
+
+    record = find(run)
+    backend, handle = get_backend(record.backend), record.to_handle()
+    before = backend.status(handle)
+    if not before.ended:
+        backend.stop(handle)
+    after = backend.status(handle)
+    facts = {"run": record.id, "state": after.state, "cause": after.cause, "was": before.state}
+    word = f"was {after.state} already" if before.ended else after.state
+    emit(facts, as_json=as_json, text=f"{record.id} {word}")
+
+
+def resume(
+    run: str = _RUN,
+    overrides: list[str] = _OVERRIDES,
+    detach: bool = typer.Option(False, "--detach", help="Return at once; the run goes on."),
+    yes: bool = typer.Option(False, "--yes", help="Do not ask, even when there are warnings."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON; the log goes to stderr."),
+) -> None:
+    """Go on with a run from its newest checkpoint, also with another world size, batch or length.
+
+    Model, encoders, seed, lanes and sources stay what they were. Exit codes: those of launch.
+
+    Example: isthmus resume quickstart --set stages.0.steps=4000
+    """
+    from pathlib import Path
+
+    from isthmus.backends.prepare import prepare_resume
+    from isthmus.backends.runs import find
+    from isthmus.cli.following import run_launch
+
+    record: Record = find(run)
+    run_launch(prepare_resume(record, overrides, detach=detach), Path.cwd(), yes=yes, as_json=as_json)
