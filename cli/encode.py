@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -85,10 +86,22 @@ def _encode(
         "bytes": manifest.size,
         "seconds": round(last[-1].seconds, 2),
     }
-    emit(result, as_json=as_json, text=lambda: _text(dest, recipe, manifest, last[-1]))
+    options = [word for override in overrides for word in ("--set", override)]
+    following = [
+        "isthmus",
+        "launch",
+        recipe,
+        "--backend",
+        "local",
+        *options,
+        "--set",
+        f"data.sources.0.uri={dest}",
+    ]
+    result["next"] = shlex.join(following)
+    emit(result, as_json=as_json, text=lambda: _text(dest, manifest, last[-1], shlex.join(following)))
 
 
-def _text(dest: str, recipe: str, manifest: Manifest, progress: Progress) -> str:
+def _text(dest: str, manifest: Manifest, progress: Progress, following: str) -> str:
     lines = [f"wrote {manifest.samples} samples, {manifest.size / 1e6:.1f} MB, to {dest}"]
     for bucket, rows in manifest.rows.items():
         counts = ", ".join(f"{count} up to {size} px" for size, count in rows.items())
@@ -105,5 +118,5 @@ def _text(dest: str, recipe: str, manifest: Manifest, progress: Progress) -> str
             f"left out {progress.captions_left_out} captions; --captions stores more for each picture"
         )
     lines.append(f"fingerprint {manifest.fingerprint}")
-    lines.append(f"next: isthmus launch {recipe} --backend local --set data.sources.0.uri={dest}")
+    lines.append(f"next: {following}")
     return "\n".join(lines)

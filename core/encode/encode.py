@@ -53,6 +53,7 @@ def encode(
     recipe: Recipe,
     *,
     captions: int | None = None,
+    autoencoder: Autoencoder | None = None,
     device: str = "auto",
     bf16: bool = False,
     batch_size: int = 32,
@@ -74,6 +75,8 @@ def encode(
         recipe: says the encoders, the stages' resolutions, the buckets and the validation prompts.
         captions: stored for each picture; by default the most that any has, up to `DEFAULT_CAPTIONS`. A picture
             with fewer repeats its own, one with more keeps the first ones.
+        autoencoder: takes the place of the recipe's. Held-out pictures need the patch_pca of the training
+            pictures; one of their own would have other latents.
         device: a torch device for the encoders; `auto` is the first GPU, or the CPU.
         bf16: run the encoders in bfloat16; fp32 otherwise, and never fp16.
         batch_size: pictures that are encoded together.
@@ -108,13 +111,12 @@ def encode(
     survey = source.survey()
     count = _captions(survey, captions)
     section = recipe.encoders.autoencoder
-    autoencoder: Autoencoder
-    if section.kind == "patch_pca":
-        autoencoder = fit_patch_pca(
-            source, table, factor=section.factor, latent_channels=section.latent_channels
+    if autoencoder is None:
+        autoencoder = (
+            fit_patch_pca(source, table, factor=section.factor, latent_channels=section.latent_channels)
+            if section.kind == "patch_pca"
+            else load_autoencoder(section, dest_uri, device=device, bf16=bf16)
         )
-    else:
-        autoencoder = load_autoencoder(section, dest_uri, device=device, bf16=bf16)
     text = load_text_encoders(recipe, device=device, bf16=bf16)
     spec = _spec(autoencoder, list(text.values()), table, count)
     block, shard = _rows(spec, table, recipe.data.shuffle_window // recipe.data.lanes)
@@ -138,6 +140,7 @@ def encode(
             prompts=prompts,
             prompt_text=finite_columns(text, prompts, "a validation prompt's embedding"),
             rejected=[item.to_json() for item in job.rejected],
+            source=source.description,
         )
     job.report(final=True)
     return manifest

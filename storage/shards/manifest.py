@@ -57,6 +57,8 @@ class Manifest:
     """Images that were refused while encoding; listed in `_rejected.jsonl`."""
     files: Mapping[str, SideFile] = field(default_factory=dict)
     """The index and the other files beside the shards."""
+    source: str = ""
+    """What the images are, and under which licence."""
 
     @property
     def fingerprint(self) -> str:
@@ -70,6 +72,7 @@ class Manifest:
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
             "fingerprint": self.fingerprint,
+            "source": self.source,
             "samples": self.samples,
             "shards": self.shards,
             "blocks": self.blocks,
@@ -173,6 +176,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         size=_count(raw.get("size"), "size"),
         rejected=_count(raw.get("rejected"), "rejected"),
         files=files,
+        source=_get({"source": "", **raw}, "source", str),
     )
 
 

@@ -127,6 +127,7 @@ class DatasetWriter:
         prompts: Sequence[str] = (),
         prompt_text: Mapping[str, TextColumn] | None = None,
         rejected: Iterable[Rejected | Mapping[str, Any]] = (),
+        source: str = "",
     ) -> Manifest:
         """Writes what is buffered, the files beside the shards, the index and, last, the manifest.
 
@@ -135,6 +136,7 @@ class DatasetWriter:
             prompts: the validation prompts, and
             prompt_text: their embeddings: encoder -> one row a prompt.
             rejected: images that were refused while encoding.
+            source: what the images are, and under which licence.
         """
         for key in sorted(self._groups):
             group = self._groups[key]
@@ -167,6 +169,7 @@ class DatasetWriter:
             size=sum(size for size, _ in self._footers.values()),
             rejected=len(lines),
             files={name: SideFile.of(data) for name, data in contents.items()},
+            source=source,
         )
         for name, data in contents.items():
             self._write(name, data)

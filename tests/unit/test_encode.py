@@ -274,6 +274,7 @@ def test_the_quickstart_brings_its_autoencoder_and_its_licence(tmp_path: Path) -
     assert manifest.spec.autoencoder.fingerprint == autoencoder.fingerprint
     row, text = rows(tmp_path, "32px"), rows(tmp_path, "text")
     assert "CC-BY-SA-4.0" in text["red-heart/0000"]["source"]
+    assert "CC-BY-SA-4.0" in open_dataset(str(tmp_path)).manifest.source
     again = autoencoder.decode(
         torch.from_numpy(array(row["red-heart/0000"]["latent_mean"], 1, 32, 8, 8).copy())
     )
