@@ -223,3 +223,28 @@ def test_a_pipelines_tokenizer_lies_beside_its_encoder(models: Path, tmp_path: P
         ours = load_text_encoder(section("clip", parts / "text_encoder_2"), device="cpu").encode(TEXTS)
         whole = load_text_encoder(section("clip", models / name), device="cpu").encode(TEXTS)
         np.testing.assert_array_equal(ours.tokens, whole.tokens)
+
+
+def test_the_text_half_of_a_whole_clip_is_taken(models: Path, tmp_path: Path) -> None:
+    from transformers import CLIPConfig, CLIPModel, CLIPTextModelWithProjection
+
+    text = CLIPTextModelWithProjection.from_pretrained(models / "clip_projected")
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config=text.config.to_dict(),
+        vision_config={**vision, "image_size": 8, "patch_size": 4},
+        projection_dim=tiny.PROJECTION,
+    )
+    whole = CLIPModel(config)
+    whole.text_model.load_state_dict(text.text_model.state_dict())
+    whole.text_projection.load_state_dict(text.text_projection.state_dict())
+    whole.save_pretrained(tmp_path)
+    for file in (models / "clip_projected").glob("*token*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    half = load_text_encoder(section("clip", models / "clip_projected", pooled_width=24), device="cpu")
+    for fields in ({"pooled_width": 24}, {}):
+        ours = load_text_encoder(section("clip", tmp_path, **fields), device="cpu").encode(TEXTS)
+        np.testing.assert_array_equal(ours.tokens, half.encode(TEXTS).tokens)
+        assert (ours.pooled is not None) == bool(fields)
+    ours = load_text_encoder(section("clip", tmp_path, pooled_width=24), device="cpu").encode(TEXTS)
+    np.testing.assert_array_equal(ours.pooled, half.encode(TEXTS).pooled)
