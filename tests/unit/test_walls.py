@@ -57,7 +57,7 @@ WALLS = {
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
     "cost": Wall({"backends.spec", *CHECKS}, set()),
-    "cli": Wall({"core", "storage", "backends", "cost", "recipes"}, {"typer", "rich"}),
+    "cli": Wall({"core", "storage", "backends", "cost", "recipes"}, ARRAYS | {"typer", "rich"}),
     "recipes": Wall(set(), set()),
 }
 PROCESSES_AS_WORKERS = {"multiprocessing", "concurrent.futures.process"}
@@ -182,12 +182,34 @@ def test_core_knows_no_cloud(module: str) -> None:
     assert tops.isdisjoint(CLOUD)
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if within(name, {"cli"})])
-def test_commands_import_only_typer_and_errors_at_their_top(module: str) -> None:
+def loaded_by_help() -> list[str]:
+    """The modules that are imported to list the commands: those with a `register`, and what these import at once."""
+    waiting = [
+        name for name in SOURCES if within(name, {"cli"}) and "def register(" in SOURCES[name].read_text()
+    ]
+    waiting.append("cli.app")
+    found: list[str] = []
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.append(module)
+            targets = [target.module for target in imports(SOURCES[module]) if target.at_top]
+            waiting += [
+                name for target in targets if within(name := target.removeprefix("isthmus."), {"cli"})
+            ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("module", loaded_by_help())
+def test_what_help_loads_imports_only_typer_and_errors(module: str) -> None:
     allowed = {"typer", "isthmus", "isthmus.errors"}
     for target in imports(SOURCES[module]):
         if target.at_top and target.module.split(".")[0] not in sys.stdlib_module_names:
             assert target.module in allowed or within(target.module, {"isthmus.cli"}), target
+
+
+def test_every_command_module_is_among_those() -> None:
+    assert {"cli.app", "cli.output", "cli.recipes", "cli.report", "cli.data"} <= set(loaded_by_help())
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if within(name, {"storage"})])
