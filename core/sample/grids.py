@@ -37,7 +37,7 @@ def labelled_grid(
 
     Args:
         images: float [n, 3, H, W] in [-1, 1], or uint8 [n, H, W, 3].
-        labels: n captions; long ones wrap to at most two lines.
+        labels: n captions; long ones wrap to at most two lines, as a newline says.
         columns: tiles a row; default about as wide as high, at most 8.
         marked: tiles to set apart (held-out captions): a coloured frame, and an asterisk before the label.
         title, footer: a line above and a line below the tiles.
@@ -92,7 +92,9 @@ def labelled_grid(
 
 
 def _wrap(label: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
-    """At most two lines that fit ``width`` pixels; the rest is cut with an ellipsis."""
+    """At most two lines that fit ``width`` pixels; the rest is cut with an ellipsis. A newline breaks the line."""
+    if "\n" in label:
+        return [_cut(line, width, font) for line in label.split("\n")[:2]]
     words, lines = label.split(), [""]
     while words:
         longer = f"{lines[-1]} {words[0]}".strip()
