@@ -108,10 +108,12 @@ def attend(
         nonlocal interruptions
         if not isinstance(backend, Attachable):
             raise KeyboardInterrupt
-        if interruptions == 0:
+        interruptions += 1  # first of all: the next Ctrl-C may come before this one has been acted on
+        if interruptions == 1:
             say("checkpointing, then ending; Ctrl-C again kills it")
-        backend.interrupt(handle, kill=interruptions > 0)
-        interruptions += 1
+            backend.interrupt(handle)
+        else:
+            backend.interrupt(handle, kill=True)
 
     with _on_interruption(interrupt):
         try:

@@ -215,17 +215,16 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 def _with_paths_of(recipe: Recipe, resolved_text: str) -> Recipe:
     """The recipe with the data and run directory of the one that the run was resolved to."""
     old = parse_recipe(resolved_text, filename="recipe.yaml").recipe
-    # Held-out data may change on a resume; the training data may not.
-    validation = with_absolute_paths(recipe).validation
-    if len(old.validation.sources) == len(recipe.validation.sources):
-        validation = recipe.validation.model_copy(update={"sources": old.validation.sources})
-    return recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update={"sources": old.data.sources}),
-            "validation": validation,
-            "run_directory": old.run_directory,
-        }
-    )
+    update: dict[str, Any] = {
+        "data": recipe.data.model_copy(update={"sources": old.data.sources}),
+        "run_directory": old.run_directory,
+    }
+    if recipe.validation.sources:
+        # Held-out data may change on a resume; the training data may not.
+        same = len(old.validation.sources) == len(recipe.validation.sources)
+        sources = old.validation.sources if same else with_absolute_paths(recipe).validation.sources
+        update["validation"] = recipe.validation.model_copy(update={"sources": sources})
+    return recipe.model_copy(update=update)
 
 
 def _uris(source: Any) -> list[str]:

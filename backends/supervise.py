@@ -79,7 +79,7 @@ def next_action(events: Sequence[Mapping[str, Any]], status: Status, limits: Lim
         now: seconds since 1970.
     """
     since = _since_submitted(events)
-    stop_requested = any(event["type"] == "stop-requested" for event in since)
+    stop_requested = _stop_requested(events)
     capped = over_budget(events, limits, now)
     if not status.ended:
         if capped and not stop_requested:
@@ -97,6 +97,10 @@ def next_action(events: Sequence[Mapping[str, Any]], status: Status, limits: Lim
         why = f"preempted {restarts + 1} times, compute.max_restarts is {limits.max_restarts}"
         return Action("done", why, Status(state="preempted", exit_code=75, cause=why, attempt=status.attempt))
     return Action("restart", status.cause or "preempted")
+
+
+def _stop_requested(events: Sequence[Mapping[str, Any]]) -> bool:
+    return any(event["type"] == "stop-requested" for event in _since_submitted(events))
 
 
 def _since_submitted(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -139,6 +143,13 @@ def supervise(
         action = next_action(run.events(), status, limits, clock())
         if action.kind == "done":
             assert action.status is not None
+            if action.status.state == "stopped" and status.state == "preempted":
+                # The attempt ended before it could be asked to stop; the run shall not be restarted by anyone.
+                if not _stop_requested(run.events()):
+                    run.event("stop-requested", by="budget", cause=action.why)
+                run.event("stopped", cause=action.why, exit_code=EXIT_CODES["stopped"])
+            elif action.status is not status:
+                run.event("note", text=f"not restarted: {action.why}")
             return action.status
         if action.kind == "restart":
             if runner.interrupted():

@@ -162,8 +162,8 @@ class LocalBackend:
                 attempt, ending = None, None
             elif event["type"] == "started":
                 attempt, ending = event.get("attempt"), None
-            elif event["type"] in EXIT_CODES and ending is None:
-                ending = event
+            elif event["type"] in EXIT_CODES and (ending is None or event["type"] == "stopped"):
+                ending = event  # the first one names the cause; a supervisor may end a preempted run for good
         if ending is not None:
             state = ending["type"]
             if state == "preempted" and alive:

@@ -8,6 +8,7 @@ never the cause.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -20,15 +21,13 @@ def main(arguments: list[str]) -> int:
     """Runs torchrun to its end; returns 0 or 1. REPORT gets {"deaths": [...], "error": ...}."""
     parent, report, *rest = arguments
     die_with_parent(int(parent))
-    quiet = os.environ.get("ISTHMUS_DEBUG") != "1" and "LOGLEVEL" not in os.environ
+    quiet = os.environ.get("ISTHMUS_DEBUG") != "1"
     if quiet:
-        os.environ["LOGLEVEL"] = "CRITICAL"  # of torch.distributed.elastic; read when it is imported
+        logging.disable(logging.ERROR)  # of torchrun alone: the ranks are processes of their own
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if quiet:
-        del os.environ["LOGLEVEL"]  # the ranks' own logging is theirs
     deaths: list[dict[str, Any]] = []
     error: str | None = None
     try:
