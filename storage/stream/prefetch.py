@@ -121,12 +121,9 @@ class Prefetcher:
         wait_limit: float,
         allocate: Allocate,
     ) -> None:
-        self._source, self.capacity, self._wait_limit, self._allocate = (
-            source,
-            capacity,
-            wait_limit,
-            allocate,
-        )
+        self._source = source
+        self.capacity = capacity
+        self._wait_limit, self._allocate = wait_limit, allocate
         self._state = _State(wanted=start_step, frontier=start_step)
         self._changed = threading.Condition()
         self._threads = [

@@ -8,7 +8,10 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from isthmus.errors import DatasetMismatch, UsageError, WorldSizeError
 from isthmus.storage.shards import DatasetSpec, open_dataset
@@ -46,8 +49,8 @@ def plan_of(*stages: tuple[int, int]) -> Plan:
 
 
 def make(dataset, plan=None, **options) -> Loader:
-    settings = {"seed": 3, "lanes": 4, "shuffle_window": 32, "stages": [32], "plan": plan or plan_of((1, 8))}
-    return Loader([dataset], [1], **(settings | options))
+    defaults = {"seed": 3, "lanes": 4, "shuffle_window": 32, "stages": [32], "plan": plan or plan_of((1, 8))}
+    return Loader([dataset], [1], **(defaults | options))
 
 
 def keys(loader: Loader, steps: int) -> list[list[str]]:
@@ -113,8 +116,6 @@ def test_describe_says_where_each_sample_of_the_global_batch_is(dataset):
         places = loader.describe(6)
     assert [place.position for place in places] == list(range(8))
     for key, place in zip(batch.keys, places, strict=False):
-        import pyarrow.parquet as pq
-
         table = pq.ParquetFile(Path(dataset.uri) / place.shard).read_row_group(place.row_group)
         assert table["key"][place.row].as_py() == key
         assert f"caption {place.caption} of {key}" in batch.captions
@@ -212,3 +213,49 @@ def test_an_order_that_needs_more_memory_is_refused_with_the_arithmetic_and_a_ch
         for a, b in islice(zip(tight, roomy, strict=True), 60):
             assert a.keys == b.keys
             assert tight.resident_bytes <= need
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_the_settings_it_delivers_what_describe_says(dataset, data):
+    """Lanes, ranks, windows, threads, tight memory, stages, batch sizes, and plans extended on the way."""
+    key_at = {}
+    for block in range(len(dataset.index)):
+        name, row_group = dataset.index.file(block, "text"), int(dataset.index.row_group[block])
+        table = pq.ParquetFile(Path(dataset.uri) / name).read_row_group(row_group)
+        for row, key in enumerate(table["key"].to_pylist()):
+            key_at[name.split(".")[0], row_group, row] = key
+    lanes = data.draw(st.sampled_from([1, 2, 4, 6]))
+    world_size = data.draw(st.sampled_from([size for size in (1, 2, 3, 6) if lanes % size == 0]))
+    batches = st.integers(1, 6).map(lambda per_lane: per_lane * lanes)
+    plan = plan_of((1, data.draw(batches)))
+    for step in sorted(data.draw(st.sets(st.integers(1, 30), max_size=3))):
+        stage = min(1, plan.timeline[-1].stage + data.draw(st.integers(0, 1)))
+        plan = plan.append(plan.next_segment(step, stage=stage, global_batch_size=data.draw(batches)))
+    options = {
+        "seed": data.draw(st.integers(0, 9)),
+        "lanes": lanes,
+        "shuffle_window": data.draw(st.integers(1, 200)),
+        "stages": [32, 64],
+        "rank": data.draw(st.integers(0, world_size - 1)),
+        "world_size": world_size,
+        "threads": data.draw(st.integers(1, 4)),
+        "start_step": data.draw(st.integers(0, 30)),
+        "wait_limit": 20.0,
+    }
+    loader = make(dataset, plan, **options)
+    loader.close()
+    if data.draw(st.booleans()):
+        options["memory_limit"] = 2 * loader.memory_bytes()
+    with make(dataset, plan, **options) as loader:
+        for batch in islice(loader, 25):
+            places = loader.describe(batch.step)
+            share = len(places) // world_size
+            mine = places[options["rank"] * share : (options["rank"] + 1) * share]
+            assert batch.keys == [key_at[p.shard.split(".")[0], p.row_group, p.row] for p in mine]
+            if batch.step % 10 == 7:
+                last = plan.timeline[-1]
+                first = max(batch.step + data.draw(st.integers(1, 4)), last.first_step + 1)
+                more = plan.next_segment(first, stage=last.stage, global_batch_size=lanes)
+                plan = plan.append(more)
+                loader.extend(plan)
