@@ -8,7 +8,6 @@ from isthmus.storage.shards.spec import (
     DatasetSpec,
     EncodedText,
     EncoderSpec,
-    Rejected,
     Sample,
     TextColumn,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "Index",
     "Manifest",
     "Problem",
-    "Rejected",
     "Sample",
     "TextColumn",
     "VerifyReport",

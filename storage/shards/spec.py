@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -148,15 +148,6 @@ class Sample:
     """Top, left, height and width of the part that was encoded, in pixels of the original image."""
     flipped: bool = False
     """Mirrored left to right before encoding."""
-
-
-@dataclass(slots=True)
-class Rejected:
-    """An image that was not written, and why."""
-
-    source: str
-    reason: str
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def _in_range(what: str, value: Any, low: int, high: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from isthmus.errors import CorruptShard, DataError
+from isthmus.errors import CorruptShard, DataError, StorageError
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.blocks import Block, Bytes, read_range
 from isthmus.storage.shards.dataset import Dataset, open_dataset, read_manifest, read_side_file
@@ -116,7 +116,7 @@ class _Verifier:
             into = self._buffer[:size]
             try:
                 read_range(dataset, name, int(ranges.offset[block]), into, row_group)
-            except CorruptShard as error:
+            except (CorruptShard, StorageError) as error:
                 self.problem(error.message, name, row_group=row_group)
                 continue
             self.report.size += size
@@ -135,13 +135,13 @@ class _Verifier:
         try:
             read_range(dataset, name, 0, head)
             read_range(dataset, name, start, footer)
-        except CorruptShard as error:
+        except (CorruptShard, StorageError) as error:
             self.problem(error.message, name)
             return "missing" not in error.message
         try:
             read_range(dataset, name, told, beyond)
             self.problem(f"the file is longer than the {told} bytes that the index lists", name)
-        except CorruptShard:
+        except (CorruptShard, StorageError):
             pass  # it ends where it should
         if bytes(head) != b"PAR1":
             self.problem("the file does not start like a parquet file", name)

@@ -28,7 +28,7 @@ from isthmus.storage.shards.layout import (
     text_sibling,
 )
 from isthmus.storage.shards.manifest import Manifest, SideFile
-from isthmus.storage.shards.spec import SCHEMA_VERSION, DatasetSpec, Rejected, Sample, TextColumn
+from isthmus.storage.shards.spec import SCHEMA_VERSION, DatasetSpec, Sample, TextColumn
 
 _OUR_SHARDS = re.compile(r"part-[0-9]{5,9}\.(text[0-9]*|[0-9]+px)\.parquet")
 
@@ -126,7 +126,7 @@ class DatasetWriter:
         null_text: Mapping[str, TextColumn],
         prompts: Sequence[str] = (),
         prompt_text: Mapping[str, TextColumn] | None = None,
-        rejected: Iterable[Rejected | Mapping[str, Any]] = (),
+        rejected: Iterable[Mapping[str, Any]] = (),
         source: str = "",
     ) -> Manifest:
         """Writes what is buffered, the files beside the shards, the index and, last, the manifest.
@@ -135,7 +135,7 @@ class DatasetWriter:
             null_text: the embedding of the empty caption: encoder -> one row.
             prompts: the validation prompts, and
             prompt_text: their embeddings: encoder -> one row a prompt.
-            rejected: images that were refused while encoding.
+            rejected: images that were refused while encoding, one JSON object each: which, and why.
             source: what the images are, and under which licence.
         """
         for key in sorted(self._groups):
@@ -150,7 +150,7 @@ class DatasetWriter:
         for bucket, size_class in sorted(self._groups):
             for sibling in siblings(self.spec, size_class):
                 columns[sibling] = [column.name for column in self._columns(bucket, sibling)]
-        lines = [asdict(item) if isinstance(item, Rejected) else dict(item) for item in rejected]
+        lines = [dict(item) for item in rejected]
         contents = {
             names.NULL_TEXT: text_file(self.spec, null_text, 1, {}),
             names.PROMPTS: text_file(self.spec, prompt_text or {}, len(prompts), {"prompt": list(prompts)}),
