@@ -23,8 +23,9 @@ TIMED_STEPS = 24
 TIMING = (
     f"stages.0.steps={TIMED_STEPS}",
     "stages.0.lr_warmup_steps=0",
-    "validation.prompts=[]",
-    "validation.loss_by_timestep=false",
+    "validation.sampling_steps=1",
+    "validation.samples=8",
+    "validation.timestep_bins=1",
 )
 """What makes the recipe one that is only timed."""
 _WARM_UP = 4
