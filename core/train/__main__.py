@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     from isthmus.core.outcome import EXIT_CODES, write_outcome
     from isthmus.core.recipe import load_recipe, resolve
-    from isthmus.core.train.agreement import is_shared, lost_peer, rank
+    from isthmus.core.train.agreement import is_shared, lost_peer, rank, shared
     from isthmus.core.train.control import Signals
     from isthmus.core.train.loop import train
     from isthmus.errors import IsthmusError
@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = os.environ.get("ISTHMUS_DEBUG") == "1"
     try:
         with Signals() as signals:
-            recipe = resolve(load_recipe(options.recipe).recipe, "local")
+            try:
+                recipe = resolve(load_recipe(options.recipe).recipe, "local")
+            except IsthmusError as error:
+                raise shared(error) from None
             ending = train(recipe, RunDirectory(options.run), signals=signals)
     except IsthmusError as error:
         write_outcome("failed", cause=str(error), exit_code=error.exit_code)

@@ -6,6 +6,7 @@ the same cause instead of with a timeout each. Without a process group all of it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 def rank() -> int:
     """This process's rank."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
@@ -55,9 +56,10 @@ def on_rank_0(work: Callable[[], T]) -> T:
     """Do it on rank 0; its result, or its error, reaches every rank."""
     result: Any = None
     error: IsthmusError | None = None
-    if rank() == 0:
-        result, error = _attempt(work)
-    result, error = agree((result, error))
+    if dist.is_initialized() and rank() != 0:
+        result, error = agree((result, error))
+    else:
+        result, error = agree(_attempt(work))
     if error is not None:
         raise shared(error)
     done: T = result

@@ -20,6 +20,9 @@ from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from isthmus.errors import CheckpointError
 from isthmus.storage import filesystems
@@ -89,15 +92,32 @@ def reader(uri: str) -> FileSystemReader:
     return RemoteReader(uri)
 
 
+class _Writer(FileSystemWriter):
+    """A DCP writer that says what the store said: torch hides a full disk behind a failed check of its own."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is None or cause is error:
+                raise
+            raise OSError(cause.errno, cause.strerror) from None
+
+
 def writer(uri: str) -> FileSystemWriter:
     """Writes a checkpoint at `uri`, on a file system or an object store; files reach the disk before it returns."""
     if filesystems.is_local(uri):
-        return FileSystemWriter(filesystems.local_path(uri))
+        return _Writer(filesystems.local_path(uri))
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
+    class RemoteWriter(_Writer, FsspecWriter):
+        """The same over fsspec."""
+
     filesystems.filesystem(uri)  # NotInstalled, with the extra's name, before fsspec's own message.
-    remote: FileSystemWriter = FsspecWriter(uri)
-    return remote
+    return RemoteWriter(uri)
 
 
 def file_names(uri: str) -> list[str]:

@@ -7,12 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import torch
 
+from isthmus.core.encode.patch_pca import PatchPCA
+from isthmus.core.train.checkpoint import read_weights
+from isthmus.core.train.weights import checksum
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.shards import (
     AutoencoderSpec,
@@ -25,7 +32,7 @@ from isthmus.storage.shards import (
 
 ENCODERS = {
     "dit": [("minilm", "minilm", 5, 24, None)],
-    "unet": [("clip_l", "clip", 5, 12, 12), ("clip_g", "clip", 5, 20, 20)],
+    "unet": [("clip_l", "clip", 5, 12, None), ("clip_g", "clip", 5, 20, 20)],
     "mmdit": [("clip_l", "clip", 5, 12, 12), ("clip_g", "clip", 5, 20, 20), ("t5", "t5", 4, 48, None)],
 }
 """Family -> (name, kind, max_tokens, width, pooled_width)."""
@@ -106,6 +113,8 @@ def make_latents(root: Path, family: str = "dit", *, samples: int = 48, seed: in
                 )
             )
         writer.finish(null_text=column(1), prompts=PROMPTS, prompt_text=column(len(PROMPTS)))
+    pictures = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    PatchPCA.fit([pictures], factor=4, latent_channels=4).save(str(root / "autoencoder"))
     return str(root)
 
 
@@ -135,7 +144,6 @@ def recipe_data(data: str, family: str = "dit", **changes: Any) -> dict[str, Any
         "parallel": {"strategy": "fsdp", "precision": "fp32"},
         "ema": {"decay": 0.9},
         "checkpoint": {"every": 2, "keep": 10},
-        "validation": {"every": 1000},
         "compute": {"gpu": "none", "gpus_per_node": 2},
         "run_directory": "runs",
     }  # fmt: skip
@@ -205,3 +213,71 @@ def rows(run: Path | str, kind: str = "train", *, all_attempts: bool = False) ->
 def figures(found: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
     """(step, loss, gradient norm) of each row, to compare bit for bit."""
     return [(row["step"], row["loss"], row["grad_norm"]) for row in found]
+
+
+def weights(run: Path | str, which: str = "ema") -> str:
+    """Checksum of the newest checkpoint's weights."""
+    found = RunDirectory(run)
+    return checksum(read_weights(found, found.checkpoints()[-1], which))
+
+
+@contextmanager
+def training(
+    recipe: Path, run: Path | str, world_size: int = 2, *, module: str = "isthmus.core.train", **env: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Training processes to interrupt; whatever is left of them is killed at the end."""
+    line = command(recipe, run, world_size, module)
+    if module == "isthmus.core.worker":
+        line = [sys.executable, "-m", module, "--recipe", str(recipe), "--run", str(run)]
+    process = subprocess.Popen(
+        line, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        for child in [*descendants(process), psutil.Process(process.pid)] if process.poll() is None else []:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.wait(timeout=30)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes below one."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of a rank."""
+    for child in descendants(process):
+        with suppress(psutil.Error):
+            if child.environ().get("RANK") == str(rank):
+                return child
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def wait_for_step(
+    process: subprocess.Popen[str], run: Path, step: int, attempt: int, timeout: float = 90
+) -> None:
+    """Until a row of `step` or later of `attempt` is in the metrics."""
+    deadline = time.monotonic() + timeout
+    folder = run / "metrics" / "train"
+    while time.monotonic() < deadline:
+        for part in sorted(folder.glob(f"*attempt{attempt}-*.jsonl")):
+            lines = part.read_text().splitlines()
+            if lines and lines[-1].endswith("}") and json.loads(lines[-1])["step"] >= step:
+                return
+        assert process.poll() is None, (
+            f"ended with {process.returncode} before step {step}: {output(process)}"
+        )
+        time.sleep(0.003)
+    raise AssertionError(f"step {step} was not reached in {timeout} s")
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    """What an ended process printed."""
+    assert process.stdout is not None
+    return process.stdout.read()
