@@ -77,12 +77,14 @@ def _allowed(detail: Mapping[str, Any]) -> str:
         return f"a text that matches {context['pattern']}"
     if kind in ("too_short", "too_long"):
         bound = "at least" if kind == "too_short" else "at most"
-        return f"{bound} {context.get('min_length', context.get('max_length'))} items long"
+        count = context.get("min_length", context.get("max_length"))
+        return f"{bound} {count} item{'' if count == 1 else 's'} long"
     if kind == "finite_number":
         return "a finite number"
     for bound, words in {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}.items():
         if bound in context:
-            return f"{words} {context[bound]}"
+            limit = context[bound]
+            return f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
     expected = kind.removesuffix("_type").removesuffix("_parsing")
     return _KINDS.get(expected, str(detail["msg"]).removeprefix("Input should be ").lower())
 

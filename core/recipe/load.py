@@ -102,12 +102,12 @@ def parse_recipe(text: str, *, filename: str, overrides: Sequence[str] = ()) -> 
     from pydantic import ValidationError
 
     from isthmus.core.recipe.checks import check
-    from isthmus.core.recipe.secrets import find_secrets
+    from isthmus.core.recipe.secrets import find_secrets, redact
 
     try:
         document = parse(text)
     except DocumentError as error:
-        raise RecipeError([f"{filename}:{error.line}: {error.message}"]) from None
+        raise RecipeError([redact(f"{filename}:{error.line}: {error.message}")]) from None
     if not isinstance(document.data, dict):
         what = "is empty" if document.data is None else "must be a section with fields such as `name:`"
         raise RecipeError([f"{filename}:1: a recipe {what}"])
@@ -127,7 +127,7 @@ def parse_recipe(text: str, *, filename: str, overrides: Sequence[str] = ()) -> 
         problems += check(recipe)
         if not problems:
             return LoadedRecipe(recipe, filename, places)
-    raise RecipeError(_sorted_lines(problems, places, filename))
+    raise RecipeError([redact(line) for line in _sorted_lines(problems, places, filename)])
 
 
 @contextmanager
@@ -148,14 +148,16 @@ def _without_plugins() -> Iterator[None]:
 
 
 def _override(document: Document, places: dict[Path, str], overrides: Sequence[str]) -> None:
+    from isthmus.core.recipe.secrets import redact
+
     for override in overrides:
         # The value stays out of the place: it may be the secret that is being refused.
-        place = f"--set {override.partition('=')[0].strip()[:200]}"
+        place = f"--set {' '.join(override.partition('=')[0].split())[:200]}"
         try:
             path, value = split_override(override)
             apply(document.data, path, value)
         except OverrideError as error:
-            raise RecipeError([f"{place}: {error}"]) from None
+            raise RecipeError([redact(f"{place}: {error}")]) from None
         for stale in [known for known in places if known[: len(path)] == path]:
             del places[stale]
         for depth in range(1, len(path) + 1):

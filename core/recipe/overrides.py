@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from isthmus.core.recipe.document import DocumentError, Path, parse
-from isthmus.core.recipe.problems import closest
+from isthmus.core.recipe.problems import dotted
 
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -58,7 +58,8 @@ def apply(data: Any, path: Path, value: Any) -> None:
             if not isinstance(part, int):
                 raise OverrideError(f"{above} is a list; give an index from 0 to {len(container) - 1}")
             if part > len(container) or (part == len(container) and not last):
-                raise OverrideError(f"{above} has {len(container)} items; {part} is out of range")
+                count = f"{len(container)} item{'' if len(container) == 1 else 's'}"
+                raise OverrideError(f"{above} has {count}; {part} is out of range")
             if part == len(container):
                 container.append(None)
         elif isinstance(container, dict):
@@ -74,9 +75,4 @@ def apply(data: Any, path: Path, value: Any) -> None:
 
 
 def _text(path: Path) -> str:
-    from isthmus.core.recipe.problems import dotted
-
     return dotted(path) or "the recipe"
-
-
-__all__ = ["OverrideError", "apply", "closest", "split_override", "split_path"]

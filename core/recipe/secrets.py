@@ -12,8 +12,8 @@ from isthmus.core.recipe.document import Path
 from isthmus.core.recipe.problems import Problem
 
 _NAMES = re.compile(
-    r"(^|[_.-])(password|passwd|passphrase|secret|secrets|token|api_?key|access_?key|account_?key|private_?key"
-    r"|secret_?key|credentials?|connection_?string|sas|sas_?token|auth|authorization|bearer)([_.-](id|value))?$",
+    r"(^|[_.-])(password|passwd|passphrase|secrets?|token|(api|access|account|private|secret)[_-]?key|credentials?"
+    r"|connection[_-]?string|sas([_-]?token)?|auth|authorization|bearer)([_.-](id|value))?$",
     re.IGNORECASE,
 )
 _VALUES = [
@@ -54,6 +54,13 @@ def find_secrets(data: Any) -> list[Problem]:
             if kind:
                 problems.append(Problem(path, f"looks like {kind}", _HINT))
     return problems
+
+
+def redact(line: str) -> str:
+    """A message without anything that looks like a credential: it may quote a tag, a key or a path."""
+    for _, pattern in _VALUES:
+        line = pattern.sub(lambda found: f"{found[0][:3]}...", line) if pattern.search(line) else line
+    return line
 
 
 def _kind(value: str, path: Path) -> str | None:
