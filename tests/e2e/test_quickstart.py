@@ -56,6 +56,8 @@ def interrupted(folder: Path, home: Path, *, after: str) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell that put the tests into the background has them ignore Ctrl-C; a terminal's command does not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     printed = []
