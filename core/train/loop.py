@@ -22,6 +22,7 @@ from isthmus.core.train.step import Stepper, StepResult
 from isthmus.core.train.validation import Interrupted, Validator
 from isthmus.errors import TrainingFailed
 from isthmus.storage.rundir import RunDirectory
+from isthmus.storage.stream.loader import Loader
 
 Ending = Literal["finished", "preempted", "stopped"]
 
@@ -95,8 +96,23 @@ class Loop:
             TrainingFailed: too many steps in a row were not finite.
             StorageError, LeaseLost, DataError: as they come.
         """
+        loader = self.begin()
+        try:
+            if self.setup.resumed and self._validation_missing():
+                self._validate()
+            return self._steps(loader)
+        except Interrupted:
+            return self._leave(over_budget=False)
+        finally:
+            loader.close()
+            self.close()
+
+    def begin(self) -> Loader:
+        """Take up the plan and the stage of the next step; returns the loader that delivers from there."""
         plan = on_rank_0(lambda: follow_plan(self.run, self.schedule, self.state.step))
-        loader = make_loader(
+        self.state = self.state.but(samples=samples_before(plan, self.state.step))
+        self._enter_stage()
+        return make_loader(
             self.recipe,
             self.setup.sources,
             with_stages_to_come(plan, self.schedule),
@@ -106,50 +122,46 @@ class Loop:
             start_step=self.state.step,
             pinned=self.engine.device.type == "cuda",
         )
-        self.state = self.state.but(samples=samples_before(plan, self.state.step))
-        try:
-            self._enter_stage()
-            if self.setup.resumed and self._validation_missing():
-                self._validate()
-            return self._steps(iter(loader))
-        except Interrupted:
-            return self._leave(budget=None)
-        finally:
-            loader.close()
-            for writer in (self._rows, self._keys):
-                if writer is not None:
-                    writer.close()
-            self.progress.close()
+
+    def close(self) -> None:
+        """Write out the metrics and leave the progress bar."""
+        for writer in (self._rows, self._keys):
+            if writer is not None:
+                writer.close()
+        self.progress.close()
 
     def _steps(self, batches: Iterator[Any]) -> Ending:
         while self.state.step < self.schedule.total_steps:
             if self.schedule.stage_at(self.state.step) != self.state.stage:
                 on_rank_0(lambda: follow_plan(self.run, self.schedule, self.state.step))
                 self._enter_stage()
-            started = time.perf_counter()
-            batch = next(batches)
-            waited = time.perf_counter() - started
-            result = self.stepper.step(
-                batch,
-                self.objective,
-                micro_batch_size=self.stage.micro_batch_size,
-                learning_rate=self.schedule.learning_rate(self.state.step),
-                max_grad_norm=self.stage.max_grad_norm,
-                ema=self.ema_settings,
-                signals=self._signals,
-            )
-            self._count(result)
-            seconds = time.perf_counter() - started
-            self._record(batch, result, waited, seconds)
-            told, checkpoint_due, validation_due, over_budget = (value > 0 for value in result.signals)
+            told, checkpoint_due, validation_due, over_budget = self.advance(batches)
             step, last = self.state.step, self.state.step == self.schedule.total_steps
             if last or told or over_budget or checkpoint_due or self.checkpoint_rhythm.due(step):
                 self._save()
             if not (told or over_budget) and (last or validation_due or self.validation_rhythm.due(step)):
                 self._validate()
             if (told or over_budget) and not last:
-                return self._leave(budget=over_budget and not told)
+                return self._leave(over_budget=over_budget and not told)
         return "finished"
+
+    def advance(self, batches: Iterator[Any]) -> list[bool]:
+        """Do one step with the next batch and record it; returns what ranks told each other, see `_signals`."""
+        started = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - started
+        result = self.stepper.step(
+            batch,
+            self.objective,
+            micro_batch_size=self.stage.micro_batch_size,
+            learning_rate=self.schedule.learning_rate(self.state.step),
+            max_grad_norm=self.stage.max_grad_norm,
+            ema=self.ema_settings,
+            signals=self._signals,
+        )
+        self._count(result)
+        self._record(batch, result, waited, time.perf_counter() - started)
+        return [value > 0 for value in result.signals]
 
     def _signals(self) -> list[float]:
         """What ranks tell each other along with the loss: asked to end; and by rank 0's clock, what is due."""
@@ -281,10 +293,10 @@ class Loop:
                 self.run.write_file(f"samples/step-{step:08d}.png", picture)
         self.validation_rhythm.done()
 
-    def _leave(self, *, budget: bool | None) -> Ending:
+    def _leave(self, *, over_budget: bool) -> Ending:
         """Checkpoint and say why training ends before its end."""
         self._save()
-        reason = self.budget.reached() if self.lead and budget else None
+        reason = self.budget.reached() if self.lead and over_budget else None
 
         def ending() -> Ending:
             if reason is not None:
