@@ -66,6 +66,7 @@ def _describe(found: dict[str, Any]) -> str:
         f"{found['samples']} samples in {found['shards']} shards, {found['bytes'] / 1e6:.1f} MB, "
         f"{found['rejected']} images rejected",
         f"fingerprint  {found['fingerprint']}",
+        f"source       {found['source'] or 'not told'}",
         f"blocks       {found['blocks']} of {found['rows_per_block']['least']} to "
         f"{found['rows_per_block']['most']} rows",
         f"captions     {found['captions']} a sample; {found['prompts']} validation prompts",

@@ -259,6 +259,7 @@ def stats(uri: str | list[str]) -> dict[str, object]:
         "fingerprint": manifest.fingerprint,
         "samples": manifest.samples,
         "rejected": manifest.rejected,
+        "source": manifest.source,
         "bytes": manifest.size,
         "shards": manifest.shards,
         "blocks": manifest.blocks,
