@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,7 +54,7 @@ def labelled_grid(
     height, width = pixels.shape[1:3]
     factor = max(1, -(-SMALLEST_TILE // min(height, width)))
     tile_height, tile_width = height * factor, width * factor
-    columns = columns or min(8, max(1, round(count**0.5 * (tile_height / tile_width) ** 0.5 + 0.4)))
+    columns = columns or _columns(count, tile_height / tile_width)
     rows = -(-count // columns)
 
     font = ImageFont.load_default(size=_LABEL_SIZE)
@@ -89,6 +90,12 @@ def labelled_grid(
     if footer:
         draw.text((_GAP, sheet.height - ending + 2), footer, fill=_INK, font=font)
     return sheet
+
+
+def _columns(count: int, shape: float) -> int:
+    """About a square sheet of tiles `shape` times as high as wide, a little wider when that leaves fewer gaps."""
+    least = min(8, max(1, math.ceil((count * shape) ** 0.5)))
+    return min(range(least, min(8, count, 2 * least) + 1), key=lambda n: (-count % n, n), default=least)
 
 
 def _wrap(label: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:

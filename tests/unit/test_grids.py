@@ -39,6 +39,14 @@ def test_a_long_label_stays_inside_its_tile():
     assert sheet.width < 130
 
 
+@pytest.mark.parametrize(
+    ("count", "columns"), [(1, 1), (2, 2), (4, 2), (8, 4), (9, 3), (10, 5), (32, 8), (70, 8)]
+)
+def test_few_gaps_are_left(count, columns):
+    sheet = labelled_grid(np.zeros((count, 96, 96, 3), np.uint8), ["a"] * count)
+    assert sheet.width == columns * 104 + 8
+
+
 def test_counts_that_differ_are_refused():
     with pytest.raises(ValueError, match="one label"):
         labelled_grid(torch.zeros(2, 3, 8, 8), ["only one"])
