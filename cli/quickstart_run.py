@@ -67,9 +67,13 @@ def quickstart(settings: Settings, say: Say) -> dict[str, Any]:
 
     Raises:
         UsageError: the folder holds another quickstart, or something else.
+        NotInstalled: torch, the pictures or the text encoder are missing.
         Preempted: interrupted; the same call goes on.
         TrainingFailed, DataError, StorageError: as they come.
     """
+    from isthmus.core.encode.pretrained import require_torch
+
+    require_torch("the quickstart")
     again = f"isthmus quickstart --run-dir {settings.folder}"
     try:
         with _claimed(settings.folder):

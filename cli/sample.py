@@ -42,9 +42,12 @@ def sample(
     from pathlib import Path
 
     from isthmus.backends.runs import find
+    from isthmus.core.encode.pretrained import require_torch
+    from isthmus.errors import UsageError
+
+    require_torch("sampling")
     from isthmus.core.sample.grids import labelled_grid
     from isthmus.core.sample.load import load_run
-    from isthmus.errors import UsageError
 
     place = Path(out)
     if not place.parent.is_dir():
@@ -82,6 +85,9 @@ def export(
     from dataclasses import asdict
 
     from isthmus.backends.runs import find
+    from isthmus.core.encode.pretrained import require_torch
+
+    require_torch("exporting")
     from isthmus.core.sample.export import export as write
 
     written = write(find(run).run_uri, folder, step=step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,26 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="Permission denied"):
         quickstart(Settings(folder=tmp_path / "new"), refuse)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["quickstart"], ["sample", "run", "--prompt", "a heart"], ["export", "run", "out"]]
+)
+def test_without_torch_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    from typer.testing import CliRunner
+
+    from isthmus.cli.app import build
+    from isthmus.errors import NotInstalled
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(build(), arguments)
+    assert isinstance(result.exception, NotInstalled)
+    assert result.exception.exit_code == 2
+    assert "isthmus[train]" in (result.exception.hint or "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_figures_count_each_step_once_and_pauses_between_attempts_not_at_all(tmp_path: Path) -> None:
