@@ -147,7 +147,7 @@ def recipe_data(data: str, family: str = "dit", **changes: Any) -> dict[str, Any
         "compute": {"gpu": "none", "gpus_per_node": 2},
         "run_directory": "runs",
     }  # fmt: skip
-    for path, value in changes.items():
+    for path, value in copy.deepcopy(changes).items():
         *parents, last = path.split("__")
         at: Any = recipe
         for part in parents:
