@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,27 +81,49 @@ def start(launch: Launch, folder: Path) -> Handle:
     return handle
 
 
-def _refuse_running(launch: Launch, run: RunDirectory) -> None:
+def _known_handle(launch: Launch, run: RunDirectory) -> Handle | None:
+    """Of the submission before, as its run directory tells it."""
     job = launch.job
     if not run.exists() or not run.events("submitted"):
-        return
+        return None
     native = {"job_id": next(reversed(run.read_run_json().get("job_ids") or [None]))}
-    handle = Handle(backend=job.backend, run_id=job.run_id, run_uri=run.uri, native=native)
-    state = launch.backend.status(handle).state
+    return Handle(backend=job.backend, run_id=job.run_id, run_uri=run.uri, native=native)
+
+
+def _refuse_running(launch: Launch, run: RunDirectory) -> None:
+    handle, run_id = _known_handle(launch, run), launch.job.run_id
+    state = launch.backend.status(handle).state if handle is not None else None
     if state in ("pending", "running", "restarting"):
         raise UsageError(
-            f"{job.run_id} is {state} already",
-            hint=f"follow it: isthmus logs -f {job.run_id}, or end it: isthmus stop {job.run_id}",
+            f"{run_id} is {state} already",
+            hint=f"follow it: isthmus logs -f {run_id}, or end it: isthmus stop {run_id}",
         )
 
 
+def lines_so_far(launch: Launch) -> int:
+    """Lines of the log that earlier submissions left, for a backend that goes on in the same log."""
+    handle = _known_handle(launch, RunDirectory(launch.job.run_uri))
+    if handle is None or not isinstance(launch.backend, Attachable):
+        return 0
+    return sum(1 for _ in launch.backend.logs(handle, follow=False))
+
+
 def attend(
-    backend: Backend, handle: Handle, write: Callable[[LogLine], None], say: Callable[[str], None]
+    backend: Backend,
+    handle: Handle,
+    write: Callable[[LogLine], None],
+    say: Callable[[str], None],
+    *,
+    skip: int = 0,
 ) -> Status:
     """Passes the job's log on until it ends; returns how it ended.
 
     The first Ctrl-C (or SIGTERM, or a closed terminal) has the job checkpoint and end, the second one kills it; its
-    data is safe either way. A job that was submitted to be detached is only left alone.
+    data is safe either way. A job of a backend that cannot do that is only left alone.
+
+    Args:
+        write: gets the log's lines, without the first `skip`.
+        say: gets what the launcher itself has to say.
     """
     interruptions = 0
 
@@ -117,7 +140,7 @@ def attend(
 
     with _on_interruption(interrupt):
         try:
-            for line in backend.logs(handle, follow=True):
+            for line in islice(backend.logs(handle, follow=True), skip, None):
                 write(line)
         except KeyboardInterrupt:
             say(f"{handle.run_id} goes on; stop it with: isthmus stop {handle.run_id}")

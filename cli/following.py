@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 def run_launch(launch: Launch, folder: Path, *, yes: bool, as_json: bool) -> None:
     """Checks, shows, starts, and follows unless it is detached; exits with the run's exit code."""
-    from isthmus.backends.launch import attend, start
+    from isthmus.backends.launch import attend, lines_so_far, start
     from isthmus.backends.prepare import preflight, refuse_errors
 
     launch = preflight(launch)
@@ -26,6 +28,7 @@ def run_launch(launch: Launch, folder: Path, *, yes: bool, as_json: bool) -> Non
     if not as_json:
         print(plan_text(launch), flush=True)
     _confirm(launch, yes=yes or as_json)
+    before = lines_so_far(launch)
     handle = start(launch, folder)
     job = launch.job
     facts: dict[str, object] = {
@@ -44,12 +47,9 @@ def run_launch(launch: Launch, folder: Path, *, yes: bool, as_json: bool) -> Non
             text=f"started; next:\n{_next_commands(job.run_id)}",
         )
         return
-    out = sys.stderr if as_json else sys.stdout
-
-    def write(line: LogLine) -> None:
-        print(line.text, file=out, flush=True)
-
-    status = attend(launch.backend, handle, write, lambda text: print(text, file=sys.stderr, flush=True))
+    screen = Screen(sys.stderr if as_json else sys.stdout)
+    status = attend(launch.backend, handle, screen.write, screen.say, skip=before)
+    screen.clear()
     if status.ended:
         facts["exit_code"] = status.exit_code
     if status.state in ("preempted", "failed"):
@@ -60,6 +60,42 @@ def run_launch(launch: Launch, folder: Path, *, yes: bool, as_json: bool) -> Non
     emit({**facts, "state": status.state, "cause": status.cause}, as_json=as_json, text=text)
     if status.exit_code:
         raise typer.Exit(status.exit_code)
+
+
+class Screen:
+    """Shows a followed log: on a terminal the trainer's `step 3/10 ...` lines become one bar, elsewhere all is lines."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._terminal = out.isatty()
+        self._bar = False
+
+    def write(self, line: LogLine) -> None:
+        """A line of the log."""
+        match = re.match(r"step (\d+)/(\d+)  ", line.text) if self._terminal else None
+        self.clear()
+        if match is None:
+            print(line.text, file=self._out, flush=True)
+            return
+        step, total = int(match[1]), max(1, int(match[2]))
+        filled = 20 * min(step, total) // total
+        text = f"{'█' * filled}{'·' * (20 - filled)} {line.text}"
+        # A line that wraps could not be taken back.
+        self._out.write(text[: shutil.get_terminal_size().columns - 1])
+        self._out.flush()
+        self._bar = True
+
+    def say(self, text: str) -> None:
+        """A word of the launcher itself."""
+        self.clear()
+        print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Takes the bar back."""
+        if self._bar:
+            self._out.write("\r\x1b[2K")
+            self._out.flush()
+            self._bar = False
 
 
 def show_findings(launch: Launch) -> None:

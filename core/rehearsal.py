@@ -40,7 +40,8 @@ def main() -> int:
     else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run = RunDirectory(options.run)
-    print(f"rank {rank} attempt {attempt}: {told}", flush=True)
+    # One write, so that the lines of several ranks do not mix.
+    os.write(1, f"rank {rank} attempt {attempt}: {told}\n".encode())
     if rank == "0":
         run.event("note", threads=os.environ["OMP_NUM_THREADS"], usd=os.environ.get("ISTHMUS_USD_PER_HOUR"))
     if ready := os.environ.get("ISTHMUS_REHEARSAL_READY"):

@@ -216,7 +216,10 @@ def test_ctrl_c_checkpoints_and_the_run_can_go_on(desk: Desk) -> None:
     run = desk.run("one")
     assert run.checkpoints() == [1]
     assert run.events("stop-requested") == []
-    assert desk.json("resume", "one", plan={"*": ["wait", "finish"]})["state"] == "finished"
+    code, out, _ = desk.isthmus("resume", "one", plan={"*": ["wait", "finish"]})
+    assert code == 0
+    assert "rank 0 attempt 2: finish" in out
+    assert "attempt 1" not in out, "the log of the first attempt is not shown again"
 
 
 @pytest.mark.faults
