@@ -48,11 +48,7 @@ def build(command: str | None = None) -> typer.Typer:
     app.callback()(_callback())
     wanted = [module for module, commands in MODULES.items() if command in commands]
     for module in wanted or MODULES:
-        try:
-            import_module(f"isthmus.cli.{module}").register(app)
-        except ModuleNotFoundError as error:
-            if error.name != f"isthmus.cli.{module}":
-                raise
+        import_module(f"isthmus.cli.{module}").register(app)
     return app
 
 

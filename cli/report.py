@@ -19,7 +19,10 @@ def report(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Write a run's report: one HTML page with its curves, samples, events and environment."""
+    """Write a run's report: one HTML page with its curves, samples, events and environment.
+
+    Example: isthmus report RUN --out report.html
+    """
     from isthmus.backends.runs import find
     from isthmus.core.report import write_report
 

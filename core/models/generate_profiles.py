@@ -1,6 +1,6 @@
 """Makes ``profiles.json`` from the real diffusers classes on the meta device: no weights, no GPU, a minute of CPU.
 
-    python -m isthmus.core.models.generate_profiles            # write the file
+    python -m isthmus.core.models.generate_profiles            # write the file; with names, only these presets
     python -m isthmus.core.models.generate_profiles --check    # compare with it, exit 1 if it is out of date
 
 FLOPs are counted by torch's FlopCounterMode over a forward and a backward pass (it is exact for the classes here;
@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -133,7 +132,7 @@ def _flops(model: nn.Module, family: str, config: dict[str, Any], cells: int, to
     with FlopCounterMode(display=False) as forward:
         prediction = predict(model, family, noisy, timestep, condition)
     with FlopCounterMode(display=False) as backward:
-        prediction.sum().backward()
+        prediction.sum().backward()  # type: ignore[no-untyped-call]
     return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()
 
 
@@ -238,11 +237,12 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(measure(**json.load(sys.stdin))))
         return 0
     names = [argument for argument in arguments if not argument.startswith("-")]
-    text = json.dumps(generate(names), indent=1) + "\n"
+    made = json.loads(json.dumps(generate(names)))
+    stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {"classes": {}, "profiles": {}}
     if "--check" not in arguments:
-        Path(FILE).write_text(text, "utf-8")
+        profiles = {**stored["profiles"], **made["profiles"]} if names else made["profiles"]
+        FILE.write_text(json.dumps({**made, "profiles": profiles}, indent=1) + "\n", "utf-8")
         return 0
-    stored, made = json.loads(FILE.read_text("utf-8")), json.loads(text)
     stale = [name for name, found in made["profiles"].items() if stored["profiles"].get(name) != found]
     stale += [name for name, found in made["classes"].items() if stored["classes"].get(name) != found]
     print(f"out of date: {', '.join(stale)}" if stale else f"{FILE.name} is up to date")

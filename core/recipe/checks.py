@@ -77,7 +77,7 @@ def _parallel(recipe: Recipe) -> list[Problem]:
 def _validation(recipe: Recipe) -> list[Problem]:
     validation = recipe.validation
     written = validation.model_fields_set
-    problems = []
+    problems: list[Problem] = []
 
     def unused(fields: tuple[str, ...], message: str, hint: str) -> None:
         problems.extend(Problem(("validation", field), message, hint) for field in fields if field in written)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from isthmus.core.recipe.document import Path
 from isthmus.core.recipe.problems import Problem
-from isthmus.core.recipe.schema import Place, Recipe
+from isthmus.core.recipe.schema import Place, Recipe, RunPlace
 
 BUILT_IN = ("azure", "sagemaker", "local")
 
@@ -39,7 +39,7 @@ def check_places(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def _places(recipe: Recipe) -> Iterator[tuple[Path, Place]]:
+def _places(recipe: Recipe) -> Iterator[tuple[Path, Place | RunPlace]]:
     for index, source in enumerate(recipe.data.sources):
         yield ("data", "sources", index, "uri"), source.uri
     for index, source in enumerate(recipe.validation.sources):

@@ -49,15 +49,15 @@ def _problem(path: Path, details: list[Mapping[str, Any]], schema: type[BaseMode
     if first["type"] == "extra_forbidden":
         known = _fields_of(_annotation(schema, path[:-1]))
         guess = closest(str(path[-1]), known)
-        hint = f"did you mean `{guess}`?" if guess else f"allowed: {', '.join(known)}"
-        return Problem(path, "is not a field of a recipe", hint)
+        meant = f"did you mean `{guess}`?" if guess else f"allowed: {', '.join(known)}"
+        return Problem(path, "is not a field of a recipe", meant)
     allowed: list[str] = []
     for detail in details:
         text = _allowed(detail)
         if text not in allowed:
             allowed.append(text)
     value = first["input"]
-    hint = None
+    hint: str | None = None
     if isinstance(value, str):
         choices = _choices(_annotation(schema, path))
         guess = closest(value, choices) if choices else None

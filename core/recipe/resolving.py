@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.recipe.problems import Problem, closest
-from isthmus.core.recipe.schema import Place, Recipe, Source
+from isthmus.core.recipe.schema import Place, Recipe, RunPlace, Source
 from isthmus.errors import RecipeError
 
 
@@ -14,15 +14,17 @@ def resolve(recipe: Recipe, backend: str) -> Recipe:
     """
     problems: list[Problem] = []
 
-    def pick(place: Place, path: tuple[str | int, ...]) -> list[str]:
+    def pick(place: Place | RunPlace, path: tuple[str | int, ...]) -> list[str]:
         if isinstance(place, dict):
             if backend not in place:
                 guess = closest(backend, place)
                 hint = f"did you mean `{guess}`?" if guess else f"it has {', '.join(place)}"
                 problems.append(Problem((*path, backend), f"no place for backend {backend}", hint))
                 return []
-            place = place[backend]
-        return [place] if isinstance(place, str) else list(place)
+            chosen: str | list[str] = place[backend]
+        else:
+            chosen = place
+        return [chosen] if isinstance(chosen, str) else list(chosen)
 
     def sources(section: str, listed: list[Source]) -> list[Source]:
         return [
