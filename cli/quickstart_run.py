@@ -74,7 +74,9 @@ def quickstart(settings: Settings, say: Say) -> dict[str, Any]:
     from isthmus.core.encode.pretrained import require_torch
 
     require_torch("the quickstart")
-    again = f"isthmus quickstart --run-dir {settings.folder}"
+    again = f"isthmus quickstart --run-dir {settings.folder}" + (
+        f" --seed {settings.seed}" if settings.seed else ""
+    )
     try:
         with _claimed(settings.folder):
             return _stages(settings, say)
