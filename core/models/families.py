@@ -18,13 +18,6 @@ from isthmus.core.models.conditioning import Condition
 from isthmus.core.recipe.schema import Model
 from isthmus.errors import UsageError
 
-CLASSES = {
-    "unet": "UNet2DConditionModel",
-    "dit": "PixArtTransformer2DModel",
-    "mmdit": "SD3Transformer2DModel",
-}
-"""Family -> diffusers class."""
-
 # diffusers' own `_repeated_blocks` is empty for many classes and `_no_split_modules` names patch embeddings.
 WRAP = {
     "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
