@@ -11,7 +11,8 @@ import pytest
 import torch
 from training import MODELS
 
-from isthmus.core.models.families import CLASSES, build_from_config
+from isthmus.core.models.families import build_from_config
+from isthmus.core.models.presets import CLASSES
 from isthmus.core.recipe.schema import Checkpoint as Settings
 from isthmus.core.recipe.schema import Parallel
 from isthmus.core.recipe.stages import EMA as EMASettings
