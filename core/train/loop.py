@@ -82,6 +82,7 @@ class Loop:
         self.stage: Stage = self.recipe.stages[0]
         self.objective = Objective(self.recipe.objective, self.engine.device)
         self.ema_settings = self.recipe.ema
+        self._settled = False
         self._rows = self.run.metrics("train", writer=f"attempt{setup.attempt}") if self.lead else None
         self._keys = (
             self.run.metrics(f"keys-rank{self.engine.rank}", writer=f"attempt{setup.attempt}")
@@ -150,6 +151,9 @@ class Loop:
         started = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - started
+        if not self._settled:
+            self.stepper.settle(batch, self.objective, self.stage.micro_batch_size)
+            self._settled = True
         result = self.stepper.step(
             batch,
             self.objective,

@@ -27,8 +27,9 @@ from isthmus.core.recipe.stages import Optimizer as OptimizerSettings
 from isthmus.core.train.weights import full, trained_parameters
 from isthmus.errors import TrainingFailed, UsageError
 
-PROCESS_GROUP_TIMEOUT = datetime.timedelta(minutes=10)
-"""A collective that takes longer means that a rank is gone; the others then fail instead of hanging."""
+PROCESS_GROUP_TIMEOUT = datetime.timedelta(minutes=15)
+"""A collective that takes longer means that a rank is gone; the others then fail instead of hanging. Longer than the
+loader waits for a batch (10 minutes), so that a rank without data names the cause before its peers give up."""
 
 
 @dataclass(slots=True)

@@ -150,6 +150,28 @@ class Stepper:
             condition = condition.with_null(drop, self.inputs.null)
         return Prepared(objective.noised(latents, draws), condition)
 
+    def settle(self, batch: Batch, objective: Objective, micro_batch_size: int) -> None:
+        """One pass without a step, before the first step of a process with replicas.
+
+        DDP lays gradients into buckets anew after its first backward pass, and where a gradient lies decides in which
+        order an all-reduce adds it up. Without this a resumed run's first step, and no other, would round otherwise.
+        """
+        if self.engine.sharded or self.engine.world_size == 1:
+            return
+        micro = self.prepare(batch, objective).rows(0, micro_batch_size)
+        torch.autograd.backward(objective.losses(self._predict(micro), micro.noised).sum())
+        self.engine.optimizer.zero_grad(set_to_none=True)
+
+    def _predict(self, samples: Prepared) -> torch.Tensor:
+        with self.engine.autocast():
+            return predict(
+                self.engine.model,
+                self.inputs.family,
+                samples.noised.noisy.to(self.engine.compute_dtype),
+                samples.noised.timestep,
+                samples.condition,
+            )
+
     def step(
         self,
         batch: Batch,
@@ -176,14 +198,7 @@ class Stepper:
             stop = min(start + micro_batch_size, count)
             micro = prepared.rows(start, stop)
             with engine.accumulating(last=stop == count):
-                with engine.autocast():
-                    prediction = predict(
-                        engine.model,
-                        self.inputs.family,
-                        micro.noised.noisy.to(engine.compute_dtype),
-                        micro.noised.timestep,
-                        micro.condition,
-                    )
+                prediction = self._predict(micro)
                 loss = objective.losses(prediction, micro.noised).sum() / count
                 torch.autograd.backward(loss)
             total += loss.detach()

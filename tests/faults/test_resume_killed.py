@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,6 @@ def test_stop_ends_with_4_after_a_checkpoint_and_is_not_preemption(
 @pytest.mark.parametrize("family", ["unet", "mmdit"])
 def test_other_families_resume_exactly(latents: dict[str, str], tmp_path: Path, family: str) -> None:
     """Slow: two launches."""
-    import shutil
-
     recipe = write_recipe(tmp_path, recipe_data(latents[family], family))
     expected = trained(recipe, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
@@ -103,3 +102,18 @@ def test_other_families_resume_exactly(latents: dict[str, str], tmp_path: Path, 
         RunDirectory(tmp_path / "again").remove_checkpoint(step)
     assert figures(trained(recipe, tmp_path / "again")) == figures(expected)
     assert weights(tmp_path / "again") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "hsdp"])
+def test_four_processes_resume_exactly(latents: dict[str, str], tmp_path: Path, strategy: str) -> None:
+    """Slow: two launches of four processes. With more than two, the order of an all-reduce's sums matters."""
+    changes = {"parallel__strategy": strategy, "compute__gpus_per_node": 4, "stages__0__micro_batch_size": 2}
+    if strategy == "hsdp":
+        changes["parallel__shard_size"] = 2
+    recipe = write_recipe(tmp_path, recipe_data(latents["dit"], **changes))
+    expected = trained(recipe, tmp_path / "whole", 4)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    for step in (4, 6):
+        RunDirectory(tmp_path / "again").remove_checkpoint(step)
+    assert figures(trained(recipe, tmp_path / "again", 4)) == figures(expected)
+    assert weights(tmp_path / "again", "model") == weights(tmp_path / "whole", "model")
