@@ -11,13 +11,13 @@ from training import MODELS
 
 from isthmus.core.models.conditioning import Condition
 from isthmus.core.models.families import (
-    CLASSES,
     block_classes,
     blocks,
     build_from_config,
     predict,
     resolved_config,
 )
+from isthmus.core.models.presets import CLASSES
 from isthmus.errors import UsageError
 
 
