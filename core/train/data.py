@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import tempfile
 from collections.abc import Sequence
@@ -14,12 +15,17 @@ import torch
 
 from isthmus.core.models.conditioning import build_condition
 from isthmus.core.recipe.schema import Recipe, Source
+from isthmus.core.train.agreement import patient_barrier
 from isthmus.core.train.step import Inputs
 from isthmus.errors import DatasetMismatch, UsageError
 from isthmus.storage.shards import Dataset, open_dataset
+from isthmus.storage.stream.access import place_data
 from isthmus.storage.stream.batch import allocate_touched
 from isthmus.storage.stream.loader import Loader
 from isthmus.storage.stream.plan import Plan
+
+DOWNLOAD_PATIENCE = datetime.timedelta(hours=6)
+"""How long a rank waits for a copy of the data, its own node's or another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,7 @@ def open_sources(recipe: Recipe, sources: Sequence[Source]) -> Sources:
     datasets = []
     for source in sources:
         uris = [source.uri] if isinstance(source.uri, str) else list(source.uri)
-        if recipe.data.access == "download":
-            from isthmus.storage.stream.access import place_data
-
-            uris = place_data(uris, recipe.data.access, _cache_folder())
-        datasets.append(open_dataset(uris))
+        datasets.append(open_dataset(_placed(uris, recipe)))
     autoencoder = recipe.encoders.autoencoder
     for dataset in datasets:
         dataset.check_encoders(
@@ -68,6 +70,23 @@ def open_sources(recipe: Recipe, sources: Sequence[Source]) -> Sources:
                 )
     _same_encoders(datasets)
     return Sources(tuple(datasets), tuple(source.repeat for source in sources))
+
+
+def download(recipe: Recipe) -> None:
+    """Bring the data to this node where the recipe asks for it, and wait until every node has done so.
+
+    To be entered by all ranks, before anything that waits for others with the usual patience: nodes may finish
+    copying an hour apart. A copy that is there already costs a look.
+    """
+    if recipe.data.access != "download":
+        return
+    for source in [*recipe.data.sources, *recipe.validation.sources]:
+        _placed([source.uri] if isinstance(source.uri, str) else list(source.uri), recipe)
+    patient_barrier(DOWNLOAD_PATIENCE)
+
+
+def _placed(uris: list[str], recipe: Recipe) -> list[str]:
+    return place_data(uris, recipe.data.access, _cache_folder(), wait_limit=DOWNLOAD_PATIENCE.total_seconds())
 
 
 def make_inputs(recipe: Recipe, sources: Sources, model_config: dict[str, Any]) -> Inputs:

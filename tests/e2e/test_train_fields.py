@@ -147,6 +147,20 @@ def test_held_out_sources_are_marked_and_another_source_changes_the_mix(
     assert mixed["losses"] != plain["losses"]
 
 
+def test_downloaded_data_train_the_same_and_are_read_from_the_copy(
+    latents: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    store, remote = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/data"
+    store.put(latents["dit"], f"/{tmp_path.name}/data", recursive=True)
+    monkeypatch.setenv("ISTHMUS_CACHE_DIR", str(tmp_path / "cache"))
+    changes = {"data__access": "download", "data__sources": [{"uri": remote}]}
+    found = run(tmp_path, latents["dit"], "copy", changes)
+    assert list((tmp_path / "cache").rglob("part-*.parquet"))
+    assert found["losses"] == run(tmp_path, latents["dit"], "plain", {})["losses"]
+
+
 def test_rhythms_by_the_clock_are_kept(latents: dict[str, str], tmp_path: Path) -> None:
     found = run(tmp_path, latents["dit"], "clock", {"checkpoint__every": "0.001 s"})
     assert found["checkpoints"] == [1, 2, 3, 4]
