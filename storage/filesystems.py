@@ -84,15 +84,17 @@ def join(uri: str, *parts: str) -> str:
     return head + separator + joined.replace("//", "/")
 
 
-_REASONS = {
+REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
-    errno.EACCES: "no permission",
-    errno.EPERM: "no permission",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
     errno.EIO: "the device reported an I/O error",
     errno.EMFILE: "too many open files",
+    errno.ENOTDIR: "a part of the path is a file",
 }
+"""What a store's refusal means, by errno: the one place of these words."""
 
 
 @contextmanager
@@ -106,5 +108,5 @@ def storage_errors(action: str, uri: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0) or " ".join(str(error).split()) or type(error).__name__
+        reason = REASONS.get(error.errno or 0) or " ".join(str(error).split()) or type(error).__name__
         raise StorageError(f"cannot {action}: {reason}", where=uri) from error

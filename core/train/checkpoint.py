@@ -76,8 +76,6 @@ class TrainerState:
     """Steps skipped because a loss or gradient was not finite."""
     skipped_in_a_row: int = 0
     ema_updates: int = 0
-    last_validation: int = 0
-    """Step of the last validation."""
     world_size: int = 1
     """Of the run that wrote it; any may read it."""
 
@@ -329,14 +327,11 @@ def _storage_errors(uri: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    import errno
-
+    """The store's own cause in words, however deep DCP has wrapped it."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError) and seen.errno == errno.ENOSPC:
-            return "no space left on the device"
-        if isinstance(seen, OSError) and seen.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return "read-only or not permitted"
+        if isinstance(seen, OSError) and seen.errno in filesystems.REASONS:
+            return filesystems.REASONS[seen.errno]
         seen = seen.__cause__ or seen.__context__
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 200 else text[:197] + "..."

@@ -17,23 +17,24 @@ from typing import Any, Protocol
 from isthmus.errors import StorageError
 from isthmus.storage import filesystems
 
-_CAUSES = {
-    errno.ENOSPC: ("the disk is full", "free some space, or choose another run_directory"),
-    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another run_directory"),
-    errno.EROFS: ("the file system is read-only", "choose another run_directory"),
-    errno.EACCES: ("permission denied", "check who owns it, or choose another run_directory"),
-    errno.EPERM: ("permission denied", "check who owns it, or choose another run_directory"),
-    errno.ENOTDIR: ("a part of the path is a file", "choose another run_directory"),
+_ELSEWHERE = "choose another run_directory"
+_HINTS = {
+    errno.ENOSPC: f"free some space, or {_ELSEWHERE}",
+    errno.EDQUOT: f"free some space, or {_ELSEWHERE}",
+    errno.EROFS: _ELSEWHERE,
+    errno.EACCES: f"check who owns it, or {_ELSEWHERE}",
+    errno.EPERM: f"check who owns it, or {_ELSEWHERE}",
+    errno.ENOTDIR: _ELSEWHERE,
 }
 
 
 def storage_error(error: BaseException, place: str, doing: str) -> StorageError:
     """The one line for a store's refusal: what was tried, where, and why it failed."""
-    number = getattr(error, "errno", None)
-    if isinstance(error, PermissionError) and number is None:
+    number = getattr(error, "errno", None) or 0
+    if isinstance(error, PermissionError) and not number:
         number = errno.EACCES
-    cause, hint = _CAUSES.get(number or 0, (str(error) or type(error).__name__, None))
-    return StorageError(f"cannot {doing}: {cause}", where=place, hint=hint)
+    cause = filesystems.REASONS.get(number) or str(error) or type(error).__name__
+    return StorageError(f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number))
 
 
 class Store(Protocol):

@@ -51,7 +51,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_the_older_checkpoints(
     done = train(recipe, run)
     assert done.returncode == 1
     assert len(errors(done)) == 1, done.stdout + done.stderr
-    assert "space" in errors(done)[0]
+    assert "the disk is full" in errors(done)[0]
     assert "checkpoint" in errors(done)[0]
     assert "Traceback" not in done.stdout
     assert RunDirectory(run).checkpoints() == [2, 4]

@@ -178,7 +178,7 @@ def test_a_write_that_fails_leaves_the_older_ones(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(manifest, "describe", fail)
-    with pytest.raises(StorageError, match="space"):
+    with pytest.raises(StorageError, match="the disk is full"):
         saver.save(TrainerState(IDENTITY, step=2))
     monkeypatch.undo()
     assert saver.run.checkpoints() == [1]
