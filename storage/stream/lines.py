@@ -80,6 +80,33 @@ class _Epoch:
     first: Int64
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class LaneWindow:
+    """Rows of a lane that are shuffled together: those that start at row `first` of the lane's line."""
+
+    first: int
+    epoch: int
+    position: int
+    """Of its first row in the epoch's line, from which its rows follow one another."""
+    rest: int
+    """Rows of the lane's piece of the epoch from `position` on, the window's own included."""
+    shuffled: Int64
+    """[rows] the lane's row `first` + i is the window's row shuffled[i]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows that follow one another both in an epoch's line and in a block."""
+
+    source: int
+    block: int
+    """Within the source."""
+    appearance: int
+    row: int
+    """The first, within the block."""
+    count: int
+
+
 class Lines:
     """The lines of one stage.
 
@@ -171,6 +198,37 @@ class Lines:
             )
             start += count
         return parts[0] if len(parts) == 1 else Rows.concatenate(parts)
+
+    def window_at(self, bucket: int, lane: int, at: int) -> LaneWindow:
+        """The shuffle window that holds a lane's row `at`."""
+        window = self.lane_window[bucket]
+        epoch, begin, end = self._span(bucket, lane, at)
+        number = (at - begin) // window
+        first = begin + number * window
+        shuffled = self._window(bucket, lane, epoch, number, min(window, end - first))
+        position = self._lane_start(bucket, epoch, lane) + number * window
+        return LaneWindow(first, epoch, position, end - first, shuffled)
+
+    def runs(self, bucket: int, epoch: int, position: int, count: int) -> list[Run]:
+        """The blocks that hold the rows [position, position + count) of an epoch's line."""
+        line = self._epoch(bucket, epoch)
+        at = int(np.searchsorted(line.first, position, side="right")) - 1
+        end, runs = position + count, []
+        while position < end:
+            first = int(line.first[at])
+            stop = min(end, int(line.first[at + 1]) if at + 1 < len(line.first) else end)
+            if stop > position:  # a block without rows takes no place
+                runs.append(
+                    Run(
+                        int(line.source[at]),
+                        int(line.block[at]),
+                        int(line.appearance[at]),
+                        position - first,
+                        stop - position,
+                    )
+                )
+            position, at = stop, at + 1
+        return runs
 
     def _span(self, bucket: int, lane: int, at: int) -> tuple[int, int, int]:
         """The epoch that holds a lane's row `at`, and the lane's rows [begin, end) that lie in it."""

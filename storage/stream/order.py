@@ -122,6 +122,15 @@ class _Course:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class StepPlace:
+    """The rows of a step, without looking them up: [start, start + share) of every lane of the bucket's line."""
+
+    bucket: int
+    start: int
+    share: int
+
+
 class Order:
     """The steps of one stage.
 
@@ -146,15 +155,19 @@ class Order:
 
         The cost does not depend on the step: an index over one epoch's blocks and one cycle's schedule.
         """
-        course = next(course for course in reversed(self._courses) if course.segment.first_step <= step)
-        check_world_size(world_size, self.lines.lanes, course.batch)
-        bucket, number = course.bucket_step(course.segment.line_step(step))
-        share = course.batch // self.lines.lanes
-        start = course.taken[bucket] // self.lines.lanes + number * share
+        place = self.place(step)
+        check_world_size(world_size, self.lines.lanes, place.share * self.lines.lanes)
         lanes = self.lines.lanes // world_size
         parts = [
-            self.lines.lane_rows(bucket, lane, start, start + share)
+            self.lines.lane_rows(place.bucket, lane, place.start, place.start + place.share)
             for lane in range(rank * lanes, (rank + 1) * lanes)
         ]
-        positions = np.arange(rank * lanes * share, (rank + 1) * lanes * share, dtype=np.int64)
-        return StepRows(bucket, Rows.concatenate(parts), positions)
+        positions = np.arange(rank * lanes * place.share, (rank + 1) * lanes * place.share, dtype=np.int64)
+        return StepRows(place.bucket, Rows.concatenate(parts), positions)
+
+    def place(self, step: int) -> StepPlace:
+        """Where the rows of a global step stand in the lanes of which bucket."""
+        course = next(course for course in reversed(self._courses) if course.segment.first_step <= step)
+        bucket, number = course.bucket_step(course.segment.line_step(step))
+        share = course.batch // self.lines.lanes
+        return StepPlace(bucket, course.taken[bucket] // self.lines.lanes + number * share, share)
