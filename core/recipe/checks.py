@@ -6,6 +6,7 @@ A field that another field's choice would leave without effect is refused too: w
 from __future__ import annotations
 
 from isthmus.core.recipe.checks_batches import check_batches
+from isthmus.core.recipe.checks_data import check_data
 from isthmus.core.recipe.checks_model import check_model
 from isthmus.core.recipe.checks_objective import check_objectives
 from isthmus.core.recipe.checks_places import check_places
@@ -17,6 +18,7 @@ def check(recipe: Recipe) -> list[Problem]:
     """All problems of a recipe whose fields are valid one by one."""
     return [
         *check_batches(recipe),
+        *check_data(recipe),
         *check_model(recipe),
         *check_objectives(recipe),
         *check_places(recipe),

@@ -118,13 +118,25 @@ class Data(Section):
     sources: Annotated[list[Source], Field(min_length=1)]
     """Latent datasets, mixed by their repeats."""
     access: Literal["stream", "mount", "download"] = "stream"
-    """stream: range reads from the store; mount: FastFile on SageMaker, ro_mount on Azure ML; download: a copy on the node first."""
+    """stream: range reads from the store; mount: FastFile on SageMaker, ro_mount on Azure ML; download: a cache of whole shards on the node."""
     shuffle_window: Positive = 16384
     """Samples that are shuffled together, over all ranks and buckets."""
     lanes: Annotated[int, Field(gt=0, le=2**20)]
     """Deterministic sample streams. world size | lanes | global batch size, so at least the largest world size."""
     memory_limit: Size = 4_000_000_000
     """Per rank, for blocks read ahead; a launch whose order needs more is refused."""
+    checksums: bool = True
+    """Compare what is read with the index's checksums; false saves a pass over the bytes and finds no flipped bit."""
+    read_depth: Literal["auto"] | Annotated[int, Field(gt=0, le=256)] = "auto"
+    """Blocks that a rank reads at the same time; auto: as many as hide the store's latency at the pace of training."""
+    retry_budget: Duration = 300.0
+    """How long a read that fails is tried again before the run fails; shorter than wait_limit."""
+    wait_limit: Duration = 600.0
+    """How long a step waits for its batch before the run fails; the message says for which block."""
+    cache_limit: Size | None = None
+    """download only: bytes of a node's disk that cached shards may take; null: what the data needs."""
+    cache_directory: str | None = None
+    """download only: a folder on the node; null: $ISTHMUS_CACHE_DIR, or one in the system's temporary folder."""
     buckets: Buckets = Buckets.model_construct()
     """How `isthmus data encode` cuts pictures; one choice for a dataset."""
 

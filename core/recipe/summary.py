@@ -56,6 +56,17 @@ def summary(recipe: Recipe) -> dict[str, Any]:
         "prediction_type": recipe.objective.prediction_type,
         "world_size": world_size,
         "admitted_world_sizes": admitted_world_sizes(recipe),
+        "data": {
+            "access": recipe.data.access,
+            "sources": len(recipe.data.sources),
+            "lanes": recipe.data.lanes,
+            "shuffle_window": recipe.data.shuffle_window,
+            "memory_limit_bytes": recipe.data.memory_limit,
+            "checksums": recipe.data.checksums,
+            "read_depth": recipe.data.read_depth,
+            "retry_budget_s": recipe.data.retry_budget,
+            "wait_limit_s": recipe.data.wait_limit,
+        },
         "stages": stages,
     }
 
@@ -68,6 +79,12 @@ def summary_text(found: dict[str, Any]) -> str:
     admitted = ", ".join(str(size) for size in found["admitted_world_sizes"])
     lines = [f"  model   {model}, {found['prediction_type']}"]
     lines.append(f"  ranks   {found['world_size']}; lanes and batch sizes admit {admitted}")
+    data = found["data"]
+    lines.append(
+        f"  data    {data['access']}, {data['lanes']} lanes, a window of {data['shuffle_window']:,} samples,"
+        f" at most {data['memory_limit_bytes'] / 1e9:.3g} GB on a rank"
+        + ("" if data["checksums"] else ", checksums off")
+    )
     for stage in found["stages"]:
         line = f"  stage   {stage['name']}: {stage['steps']:,} steps x {stage['global_batch_size']:,}"
         line += f" = {_short(stage['samples'])} samples, {stage['gradient_accumulation_steps']} x micro batch"

@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.core.recipe import load_recipe, parse_recipe
 from isthmus.core.recipe.batches import divisors, nearest_multiple, world_sizes
+from isthmus.core.recipe.checks_data import PEERS_WAIT_S
 from isthmus.core.recipe.summary import admitted_world_sizes
 from isthmus.errors import RecipeError
 
@@ -41,6 +42,15 @@ REFUSED = [
     (SMALL, ["data.shuffle_window=3"], "data.shuffle_window 3 is below data.lanes 4"),
     (SMALL, ["data.memory_limit=100 kB"], "must be a size such as"),
     (SMALL, ["data.memory_limit=1 MB"], "data.memory_limit: 0.001 GB cannot hold a rank's 128 rows"),
+    # how data is read
+    (SMALL, ["data.cache_limit=1 TB"], "data.cache_limit: has no effect: only download keeps a cache; data.access is stream"),
+    (SMALL, ["data.access=mount", "data.cache_directory=/fast"], "data.cache_directory: has no effect: only download"),
+    (SMALL, ["data.access=download", "data.cache_directory=s3://b/c"], "data.cache_directory: is a folder of the node"),
+    (SMALL, ["data.retry_budget=10 min"], "data.retry_budget: a failing read is tried again for 600 s, but a step waits no"
+     " longer than data.wait_limit 600 s"),
+    (SMALL, ["data.wait_limit=15 min"], "data.wait_limit: 900 s is not below the 900 s that ranks wait for each other"),
+    (SMALL, ["data.read_depth=0"], "data.read_depth: must be one of `auto` or above 0, not 0"),
+    (SMALL, ["data.read_depth=fast"], "data.read_depth: must be one of `auto` or a whole number, not `fast`"),
     # lengths
     (SMALL, ["stages.0.samples=640"], "needs exactly one of `steps` and `samples`, and has both"),
     ("pixart-512", ["stages.1.samples=25_600_001"], "stages[1].samples 25600001 is not a multiple of"
@@ -153,6 +163,9 @@ ACCEPTED = [
     (SMALL, []),
     (SMALL, ["data.buckets={step: 8, min_ratio: 0.5, max_ratio: 2}"]),
     (SMALL, ["backends.some-plugin.setting=3", "compute.offers=[{backend: some-plugin}]"]),
+    (SMALL, ["data.access=download", "data.cache_limit=1 TB", "data.cache_directory=/fast"]),
+    (SMALL, ["data.read_depth=8", "data.checksums=false", "data.retry_budget=20 s", "data.wait_limit=30 s"]),
+    (SMALL, ["data.wait_limit=2 h", "compute.gpus_per_node=1"]),
     ("sdxl-progressive", ["compute.nodes=8"]),
     ("sdxl-progressive", ["model.config.attention_head_dim=8", "budget.max_hours=9000"]),
     ("sdxl-progressive", ["data.lanes=1920", "stages.0.global_batch_size=1920", "stages.0.micro_batch_size=15",
@@ -194,6 +207,11 @@ def test_admitted_world_sizes_are_those_that_load() -> None:
     for size in range(1, 9):
         found = problems(SMALL, ["stages.0.micro_batch_size=16", f"compute.gpus_per_node={size}"])
         assert (found == []) == (size in (1, 2, 4)), found
+
+
+def test_the_longest_wait_for_data_is_below_what_ranks_wait_for_each_other() -> None:
+    parallel = pytest.importorskip("isthmus.core.train.parallel")
+    assert PEERS_WAIT_S == parallel.PROCESS_GROUP_TIMEOUT.total_seconds()
 
 
 def test_a_mistake_shared_by_all_stages_is_told_once() -> None:
