@@ -80,7 +80,8 @@ class Index:
     """[blocks] position in `spec.buckets`."""
     size_class: Int64
     """[blocks] pixels."""
-    _table: Any = field(repr=False)
+    _file: bytes = field(repr=False)
+    """The index file: a stage needs the columns of two siblings, which are decoded when they are asked for."""
     _siblings: dict[str, SiblingIndex] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -93,19 +94,26 @@ class Index:
     def sibling(self, name: str) -> SiblingIndex:
         """The byte ranges and checksums of one sibling of all blocks; KeyError when the dataset has none."""
         if name not in self._siblings:
-            lengths = [c for c in self._table.column_names if re.fullmatch(rf"{name}/[^/]+/length", c)]
-            if not lengths:
-                raise KeyError(name)
-            columns = tuple(column.split("/")[1] for column in lengths)
-            self._siblings[name] = SiblingIndex(
-                columns=columns,
-                offset=_numbers(self._table, f"{name}/offset"),
-                file_bytes=_numbers(self._table, f"{name}/file_bytes"),
-                footer_crc32=_numbers(self._table, f"{name}/footer_crc32"),
-                length=np.stack([_numbers(self._table, c) for c in lengths], axis=1),
-                crc32=np.stack([_numbers(self._table, f"{name}/{c}/crc32") for c in columns], axis=1),
-            )
+            self._siblings[name] = _read_sibling(self._file, name)
         return self._siblings[name]
+
+
+def _read_sibling(data: bytes, name: str) -> SiblingIndex:
+    file = pq.ParquetFile(pa.BufferReader(data))
+    listed = [column for column in file.schema_arrow.names if column.startswith(f"{name}/")]
+    columns = tuple(column.split("/")[1] for column in listed if column.endswith("/length"))
+    if not columns:
+        raise KeyError(name)
+    table = file.read(columns=listed)
+    # One column of the index behind the other: side by side they would take longer to copy than to decode.
+    return SiblingIndex(
+        columns=columns,
+        offset=_numbers(table, f"{name}/offset"),
+        file_bytes=_numbers(table, f"{name}/file_bytes"),
+        footer_crc32=_numbers(table, f"{name}/footer_crc32"),
+        length=np.stack([_numbers(table, f"{name}/{c}/length") for c in columns]).T,
+        crc32=np.stack([_numbers(table, f"{name}/{c}/crc32") for c in columns]).T,
+    )
 
 
 def shard_file(shard: str, sibling: str) -> str:
@@ -158,7 +166,9 @@ def dump_index(
             arrays[f"{sibling}/{name}/length"] = pa.array([b.length.get(key, 0) for b in blocks], pa.int64())
             arrays[f"{sibling}/{name}/crc32"] = pa.array([b.crc32.get(key, 0) for b in blocks], pa.uint32())
     sink = io.BytesIO()
-    pq.write_table(pa.table(arrays), sink, compression="zstd", store_schema=False)
+    # Checksums do not repeat: as a dictionary they would take twice the time and the room.
+    repeating = [name for name in arrays if not name.endswith("crc32")]
+    pq.write_table(pa.table(arrays), sink, compression="zstd", use_dictionary=repeating, store_schema=False)
     return sink.getvalue()
 
 
@@ -175,29 +185,34 @@ def parse_index(data: bytes, manifest: Manifest, where: str) -> Index:
 
 
 def _parse(data: bytes, manifest: Manifest) -> Index:
-    footer = pq.read_metadata(io.BytesIO(data))
-    if footer.num_rows != manifest.blocks:
-        raise ValueError(f"it lists {footer.num_rows} blocks, the manifest {manifest.blocks}")
-    table = pq.read_table(io.BytesIO(data))
+    file = pq.ParquetFile(pa.BufferReader(data))
+    if file.metadata.num_rows != manifest.blocks:
+        raise ValueError(f"it lists {file.metadata.num_rows} blocks, the manifest {manifest.blocks}")
+    table = file.read(columns=["shard", "row_group", "rows", "bucket", "size_class"])
     shards = table["shard"].combine_chunks().dictionary_encode()
-    buckets = table["bucket"].to_pylist()
-    numbers = {name: at for at, name in enumerate(manifest.spec.buckets)}
-    unknown = sorted(set(map(str, buckets)) - set(numbers))
-    if unknown:
-        raise ValueError(f"bucket {unknown[0]!r} is not in the manifest")
+    buckets = table["bucket"].combine_chunks().dictionary_encode()
+    named = buckets.dictionary.to_pylist()
+    unknown = sorted(set(map(str, named)) - set(manifest.spec.buckets))
+    if unknown or buckets.null_count:
+        raise ValueError(f"bucket {unknown[0] if unknown else None!r} is not in the manifest")
+    numbers = np.array([manifest.spec.buckets.index(name) for name in named], np.int64)
     index = Index(
         shard_names=tuple(shards.dictionary.to_pylist()),
         shard=shards.indices.to_numpy().astype(np.int64),
         row_group=_numbers(table, "row_group"),
         rows=_numbers(table, "rows"),
-        bucket=np.array([numbers[name] for name in buckets], np.int64),
+        bucket=numbers[buckets.indices.to_numpy()],
         size_class=_numbers(table, "size_class"),
-        _table=table,
+        _file=data,
     )
     _check_blocks(index, manifest)
-    for size_class in np.unique(index.size_class):
-        for sibling in siblings(manifest.spec, int(size_class)):
-            _check_sibling(index, manifest, int(size_class), sibling)
+    sizes = [int(size_class) for size_class in np.unique(index.size_class)]
+    for sibling in dict.fromkeys(name for size in sizes for name in siblings(manifest.spec, size)):
+        # Not kept: most siblings are of other resolutions and captions than what is read next.
+        ranges = _read_sibling(data, sibling)
+        for size_class in sizes:
+            if sibling in siblings(manifest.spec, size_class):
+                _check_sibling(index, manifest, size_class, sibling, ranges)
     return index
 
 
@@ -227,9 +242,10 @@ def _check_blocks(index: Index, manifest: Manifest) -> None:
         raise ValueError(f"it has {int(index.rows.sum())} rows, the manifest {manifest.samples}")
 
 
-def _check_sibling(index: Index, manifest: Manifest, size_class: int, name: str) -> None:
+def _check_sibling(
+    index: Index, manifest: Manifest, size_class: int, name: str, ranges: SiblingIndex
+) -> None:
     """Every chunk of the sibling lies within its file, one behind the other, and has room for its rows."""
-    ranges = index.sibling(name)
     here = index.size_class == size_class
     for number in np.unique(index.bucket[here]):
         blocks = np.flatnonzero(here & (index.bucket == number))
