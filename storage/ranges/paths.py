@@ -1,0 +1,17 @@
+"""Names of files below a root."""
+
+from __future__ import annotations
+
+from isthmus.errors import DataError
+
+
+def checked(name: str, uri: str) -> str:
+    """The name itself, if it stays below the root.
+
+    Raises:
+        DataError: it is empty, absolute, or leads out of the root ('..'), or holds a backslash or a NUL.
+    """
+    parts = name.split("/")
+    if "\\" in name or "\0" in name or any(part in {"", ".", ".."} for part in parts):
+        raise DataError(f"{name!r} is no name of a file below this root", where=uri)
+    return name
