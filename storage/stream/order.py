@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from isthmus.errors import UsageError, WorldSizeError
 from isthmus.storage.stream.lines import SCHEDULE, Lines, Rows
 from isthmus.storage.stream.plan import Segment
+from isthmus.storage.stream.world_size import divisors, fitting_batch, listed, nearest_change
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,23 +33,40 @@ class StepRows:
     """[rows] position of each row in the global batch."""
 
 
-def check_world_size(world_size: int, lanes: int, global_batch_size: int, *, what: str = "") -> None:
+def check_world_size(
+    world_size: int,
+    lanes: int,
+    global_batch_size: int,
+    *,
+    what: str = "",
+    batches: Mapping[str, int] | None = None,
+) -> None:
     """Checks world size | lanes | global batch size.
 
+    Args:
+        what: goes before `global_batch_size` in messages, such as `stages.1.`.
+        batches: the batch sizes of all stages by their setting's name, which other lanes would have to divide too.
+
     Raises:
-        WorldSizeError: the ranks cannot share the lanes; lists the world sizes that can.
+        WorldSizeError: the ranks cannot share the lanes; lists the world sizes that can, and the nearest change
+            of lanes and batch sizes that admits this one.
         UsageError: the lanes cannot share the batch.
     """
+    name = f"{what}global_batch_size"
+    batches = {**(batches or {}), name: global_batch_size}
     if global_batch_size % lanes:
         raise UsageError(
-            f"{what}global_batch_size {global_batch_size} is not divisible by data.lanes {lanes}",
-            hint=f"{global_batch_size - global_batch_size % lanes or lanes} is; or change data.lanes",
+            f"{name} {global_batch_size} is not divisible by data.lanes {lanes}",
+            hint=fitting_batch(lanes, name, batches),
         )
-    if world_size < 1 or lanes % world_size:
-        admitted = [size for size in range(1, lanes + 1) if lanes % size == 0]
+    if world_size < 1:
+        raise WorldSizeError(f"world size {world_size} is not at least 1")
+    if lanes % world_size:
+        change = nearest_change(world_size, lanes, batches)
         raise WorldSizeError(
             f"world size {world_size} does not divide data.lanes {lanes}",
-            hint=f"world sizes that do: {', '.join(map(str, admitted))}",
+            hint=f"world sizes that do: {listed(divisors(lanes), world_size)}; "
+            f"or, in a new run, {change} to run on {world_size} ranks",
         )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from isthmus.errors import UsageError, WorldSizeError
 from isthmus.storage.stream import Plan, Segment, check_world_size
+from isthmus.storage.stream.world_size import divisors, listed, nearest_change
 
 
 def start(batch: int = 8) -> Plan:
@@ -87,8 +91,60 @@ def test_world_sizes_that_divide_the_lanes_are_admitted_and_listed():
     with pytest.raises(WorldSizeError) as raised:
         check_world_size(5, 12, 24)
     assert str(raised.value) == (
-        "world size 5 does not divide data.lanes 12 (world sizes that do: 1, 2, 3, 4, 6, 12)"
+        "world size 5 does not divide data.lanes 12 (world sizes that do: 1, 2, 3, 4, 6, 12; "
+        "or, in a new run, set data.lanes to 10 and global_batch_size to 20 to run on 5 ranks)"
     )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "lanes", "batches", "says"),
+    [
+        # The lanes alone, where near ones divide the batch; else the rows of a lane stay what they were.
+        (24, 128, [1920], "set data.lanes to 120 to run on 24 ranks"),
+        (24, 128, [2048], "set data.lanes to 120 and stages.0.global_batch_size to 1920 to run on 24 ranks"),
+        (256, 128, [2048], "set data.lanes to 256 to run on 256 ranks"),
+        # Sixteen rows a lane of 200 lanes would be 3200: too far from 2048.
+        (200, 128, [2048], "set data.lanes to 200 and stages.0.global_batch_size to 2000 to run on 200"),
+        # 5280 admits 48 world sizes; 5038, nearer to 5040, admits 8.
+        (11, 5040, [10080], "set data.lanes to 5280 and stages.0.global_batch_size to 10560 to run on 11"),
+        (
+            24,
+            128,
+            [2048, 1024, 768],
+            "set data.lanes to 120, stages.0.global_batch_size to 1920, stages.1.global_batch_size to 960 and "
+            "stages.2.global_batch_size to 720 to run on 24 ranks",
+        ),
+    ],
+)
+def test_a_world_size_that_is_refused_comes_with_the_nearest_change(world_size, lanes, batches, says):
+    named = {f"stages.{number}.global_batch_size": batch for number, batch in enumerate(batches)}
+    with pytest.raises(WorldSizeError) as raised:
+        check_world_size(world_size, lanes, batches[0], what="stages.0.", batches=named)
+    assert says in str(raised.value)
+    told = {name: int(value) for name, value in re.findall(r"(\S+) to (\d+)", str(raised.value))}
+    new_lanes = told["data.lanes"]
+    for name, batch in named.items():  # what it says is true: the change admits this world size
+        check_world_size(world_size, new_lanes, told.get(name, batch))
+
+
+def test_of_many_world_sizes_those_near_by_are_shown():
+    with pytest.raises(WorldSizeError) as raised:
+        check_world_size(11, 5040, 10080)
+    assert "1, 2, ..., 7, 8, 9, 10, 12, 14, 15, 16, ..., 2520, 5040 (60 in all)" in str(raised.value)
+    for near, says in ((1, "1, 2, 3, 4, 5, 6, 7, 8, ..., 2520"), (9999, "1, 2, ..., 630, 720, ")):
+        assert listed(divisors(5040), near).startswith(says)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 600), st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_every_change_that_is_named_admits_the_world_size(world_size, lanes, shares):
+    batches = {f"stages.{number}.global_batch_size": share * lanes for number, share in enumerate(shares)}
+    if lanes % world_size == 0:
+        return
+    change = nearest_change(world_size, lanes, batches)
+    told = {name: int(value) for name, value in re.findall(r"(\S+) to (\d+)", change)}
+    for name, batch in batches.items():
+        check_world_size(world_size, told.get("data.lanes", lanes), told.get(name, batch))
 
 
 def test_a_batch_that_the_lanes_cannot_share_is_refused_with_both_settings():
@@ -96,3 +152,9 @@ def test_a_batch_that_the_lanes_cannot_share_is_refused_with_both_settings():
         UsageError, match=r"stages\[1\].global_batch_size 1000 is not divisible by data.lanes 128"
     ):
         check_world_size(8, 128, 1000, what="stages[1].")
+    for batches, says in (
+        ({}, "(set stages.1.global_batch_size to 1024, or data.lanes to 125)"),
+        ({"stages.0.global_batch_size": 2048}, "(set stages.1.global_batch_size to 1024)"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(says)):
+            check_world_size(8, 128, 1000, what="stages.1.", batches=batches)
