@@ -6,8 +6,6 @@ import datetime
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,10 @@ import torch
 from isthmus.core.models.conditioning import build_condition
 from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.core.train.agreement import patient_barrier
+from isthmus.core.train.sources import Sources, roots
+from isthmus.core.train.sources import open_sources as sources_of
 from isthmus.core.train.step import Inputs
-from isthmus.errors import DatasetMismatch, UsageError
-from isthmus.storage.shards import Dataset, open_dataset
+from isthmus.errors import UsageError
 from isthmus.storage.stream.access import place_data
 from isthmus.storage.stream.batch import allocate_touched
 from isthmus.storage.stream.loader import Loader
@@ -28,48 +27,9 @@ DOWNLOAD_PATIENCE = datetime.timedelta(hours=6)
 """How long a rank waits for a copy of the data, its own node's or another's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Opened datasets with their repeats."""
-
-    datasets: tuple[Dataset, ...]
-    repeats: tuple[Fraction, ...]
-
-    @property
-    def fingerprints(self) -> tuple[str, ...]:
-        """What a run records and a resume compares."""
-        return tuple(dataset.fingerprint for dataset in self.datasets)
-
-
 def open_sources(recipe: Recipe, sources: Sequence[Source]) -> Sources:
-    """Open and check `sources` of a resolved recipe.
-
-    Raises:
-        DatasetNotFound: there is none where the recipe says.
-        DatasetMismatch: it was made with other encoders, or the sources with different ones.
-        UsageError: it has no latents at a stage's resolution.
-    """
-    datasets = []
-    for source in sources:
-        uris = [source.uri] if isinstance(source.uri, str) else list(source.uri)
-        datasets.append(open_dataset(_placed(uris, recipe)))
-    autoencoder = recipe.encoders.autoencoder
-    for dataset in datasets:
-        dataset.check_encoders(
-            {e.name: (e.max_tokens, e.width, e.pooled_width) for e in recipe.encoders.text},
-            kind=autoencoder.kind,
-            latent_channels=autoencoder.latent_channels,
-            factor=autoencoder.factor,
-        )
-        for index, stage in enumerate(recipe.stages):
-            if stage.resolution not in dataset.spec.resolutions:
-                have = ", ".join(str(resolution) for resolution in dataset.spec.resolutions)
-                raise UsageError(
-                    f"stages.{index}.resolution is {stage.resolution}, the dataset has latents at {have}",
-                    where=dataset.uri,
-                )
-    _same_encoders(datasets)
-    return Sources(tuple(datasets), tuple(source.repeat for source in sources))
+    """Open and check `sources` of a resolved recipe, at the node's copy where the recipe asks for one."""
+    return sources_of(recipe, sources, locate=lambda uris: _placed(uris, recipe))
 
 
 def download(recipe: Recipe) -> None:
@@ -81,7 +41,7 @@ def download(recipe: Recipe) -> None:
     if recipe.data.access != "download":
         return
     for source in [*recipe.data.sources, *recipe.validation.sources]:
-        _placed([source.uri] if isinstance(source.uri, str) else list(source.uri), recipe)
+        _placed(roots(source), recipe)
     patient_barrier(DOWNLOAD_PATIENCE)
 
 
@@ -139,6 +99,8 @@ def make_loader(
         world_size=world_size,
         memory_limit=recipe.data.memory_limit,
         start_step=start_step,
+        check=recipe.data.checksums,
+        wait_limit=recipe.data.wait_limit,
         allocate=_pinned if pinned else allocate_touched,
     )
 
@@ -146,17 +108,6 @@ def make_loader(
 def _pinned(size: int) -> Any:
     """Page-locked memory: copies from it to a GPU do not block."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-
-
-def _same_encoders(datasets: Sequence[Dataset]) -> None:
-    first = datasets[0]
-    for other in datasets[1:]:
-        if other.spec.autoencoder != first.spec.autoencoder or other.spec.text != first.spec.text:
-            raise DatasetMismatch(
-                f"was made with other encoders than {first.uri}",
-                where=other.uri,
-                hint="the sources of one run must share autoencoder and text encoders",
-            )
 
 
 def _cache_folder() -> Path:

@@ -20,11 +20,12 @@ from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.core.train.agreement import on_rank_0
 from isthmus.core.train.checkpoint import Checkpoints, Identity, TrainerState
 from isthmus.core.train.control import spent_hours, usd_per_hour
-from isthmus.core.train.data import Sources, download, make_inputs, open_sources
+from isthmus.core.train.data import download, make_inputs, open_sources
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import Engine, join_processes, prepare
 from isthmus.core.train.randomness import Randomness
+from isthmus.core.train.sources import Sources
 from isthmus.core.train.stages import Schedule, check_supported
 from isthmus.core.train.step import Inputs
 from isthmus.core.train.validation import check_prompts

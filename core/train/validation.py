@@ -23,11 +23,12 @@ from isthmus.core.models.conditioning import Condition, build_condition
 from isthmus.core.models.families import predict
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.train.agreement import gather, on_rank_0
-from isthmus.core.train.data import Sources, make_loader
+from isthmus.core.train.data import make_loader
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import Engine
 from isthmus.core.train.randomness import GRID, VALIDATION, Randomness, mix
+from isthmus.core.train.sources import Sources
 from isthmus.core.train.step import Batch, Inputs
 from isthmus.errors import IsthmusError, UsageError
 from isthmus.storage.stream.plan import Plan, Segment

@@ -211,7 +211,7 @@ def test_admitted_world_sizes_are_those_that_load() -> None:
 
 def test_the_longest_wait_for_data_is_below_what_ranks_wait_for_each_other() -> None:
     parallel = pytest.importorskip("isthmus.core.train.parallel")
-    assert PEERS_WAIT_S == parallel.PROCESS_GROUP_TIMEOUT.total_seconds()
+    assert parallel.PROCESS_GROUP_TIMEOUT.total_seconds() == PEERS_WAIT_S
 
 
 def test_a_mistake_shared_by_all_stages_is_told_once() -> None:
