@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
+from isthmus.storage.shards.foreign_index import ForeignFiles, parse_foreign_files, wrong_name
 from isthmus.storage.shards.layout import (
     MAX_CHUNK_BYTES,
     MAX_PAGE_HEADER,
@@ -82,14 +83,17 @@ class Index:
     """[blocks] pixels."""
     _file: bytes = field(repr=False)
     """The index file: a stage needs the columns of two siblings, which are decoded when they are asked for."""
+    foreign: ForeignFiles | None = field(default=None, repr=False)
+    """Of files made by others, which have no siblings: a shard is one file."""
     _siblings: dict[str, SiblingIndex] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def file(self, block: int, sibling: str) -> str:
-        """The name of the file that holds a block's sibling."""
-        return shard_file(self.shard_names[int(self.shard[block])], sibling)
+        """The name of the file that holds a block's sibling; of a foreign dataset the one file that holds all."""
+        shard = self.shard_names[int(self.shard[block])]
+        return shard if self.foreign is not None else shard_file(shard, sibling)
 
     def sibling(self, name: str) -> SiblingIndex:
         """The byte ranges and checksums of one sibling of all blocks; KeyError when the dataset has none."""
@@ -206,6 +210,9 @@ def _parse(data: bytes, manifest: Manifest) -> Index:
         _file=data,
     )
     _check_blocks(index, manifest)
+    if manifest.columns is not None:
+        index.foreign = parse_foreign_files(data, manifest.columns, len(index))
+        return index
     sizes = [int(size_class) for size_class in np.unique(index.size_class)]
     for sibling in dict.fromkeys(name for size in sizes for name in siblings(manifest.spec, size)):
         # Not kept: most siblings are of other resolutions and captions than what is read next.
@@ -218,8 +225,11 @@ def _parse(data: bytes, manifest: Manifest) -> Index:
 
 def _check_blocks(index: Index, manifest: Manifest) -> None:
     for name in index.shard_names:
-        if not _SHARD_NAME.fullmatch(str(name)):
-            raise ValueError(f"shard name {str(name)[:60]!r} is not like part-00017")
+        wrong = None if _SHARD_NAME.fullmatch(str(name)) else "is not like part-00017"
+        if manifest.columns is not None:
+            wrong = wrong_name(str(name))
+        if wrong:
+            raise ValueError(f"shard name {str(name)[:60]!r} {wrong}")
     if len(index.shard_names) != manifest.shards:
         raise ValueError(f"it lists {len(index.shard_names)} shards, the manifest {manifest.shards}")
     if ((index.rows < 1) | (index.rows > MAX_ROWS_PER_GROUP)).any():
@@ -228,7 +238,9 @@ def _check_blocks(index: Index, manifest: Manifest) -> None:
     if (index.shard[fresh] != np.arange(fresh.sum())).any():
         raise ValueError("the blocks of a shard do not lie together")
     counted = np.arange(len(index)) - np.flatnonzero(fresh)[np.cumsum(fresh) - 1] if len(index) else fresh
-    if (index.row_group != counted).any():
+    # Files of others may have empty row groups, which the index leaves out.
+    wrong_order = index.row_group != counted if manifest.columns is None else index.row_group < counted
+    if wrong_order.any() or (np.diff(index.row_group)[~fresh[1:]] < 1).any():
         raise ValueError("the row groups of a shard are not numbered from zero")
     for number, bucket in enumerate(manifest.spec.buckets):
         for size_class in np.unique(index.size_class):

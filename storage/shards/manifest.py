@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from isthmus.errors import DataError, UsageError
+from isthmus.storage.shards.foreign_map import ColumnMap, parse_columns
 from isthmus.storage.shards.spec import SCHEMA_VERSION, AutoencoderSpec, DatasetSpec, EncoderSpec
 
 MANIFEST = "manifest.json"
@@ -20,6 +21,8 @@ REJECTED = "_rejected.jsonl"
 
 MAX_MANIFEST_BYTES = 1 << 24
 FORMAT = "isthmus-latents"
+COLUMNS_VERSION = 2
+"""Schema version of a manifest with a column map, which older readers would not know to follow."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
@@ -59,6 +62,8 @@ class Manifest:
     """The index and the other files beside the shards."""
     source: str = ""
     """What the images are, and under which licence."""
+    columns: ColumnMap | None = None
+    """Of parquet files made by others: where a sample's parts are. None: our own layout."""
 
     @property
     def fingerprint(self) -> str:
@@ -70,7 +75,7 @@ class Manifest:
         spec = self.spec
         data: dict[str, Any] = {
             "format": FORMAT,
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": SCHEMA_VERSION if self.columns is None else COLUMNS_VERSION,
             "fingerprint": self.fingerprint,
             "source": self.source,
             "samples": self.samples,
@@ -92,6 +97,8 @@ class Manifest:
             },
             "files": {name: asdict(entry) for name, entry in sorted(self.files.items())},
         }
+        if self.columns is not None:
+            data["columns"] = self.columns.to_json()
         data["checksum"] = checksum(data)
         return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
@@ -116,9 +123,10 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError(f'"format" is not "{FORMAT}"')
         version = _get(raw, "schema_version", int)
-        if version > SCHEMA_VERSION:
+        if version > max(SCHEMA_VERSION, COLUMNS_VERSION):
             raise UsageError(
-                f"the dataset has schema version {version}, this isthmus reads up to {SCHEMA_VERSION}",
+                f"the dataset has schema version {version}, "
+                f"this isthmus reads up to {max(SCHEMA_VERSION, COLUMNS_VERSION)}",
                 where=where,
                 hint="upgrade isthmus",
             )
@@ -166,6 +174,10 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         for size in by_size:
             if size not in spec.resolutions or set(spec.resolutions_of(size)) - set(shapes[bucket]):
                 raise ValueError(f"rows.{bucket}.{size}: no such size class, or no latent shape for it")
+    columns = None
+    if raw.get("columns") is not None:
+        columns = parse_columns(raw["columns"])
+        columns.check(spec)
     return Manifest(
         spec=spec,
         latent_shapes=shapes,
@@ -177,6 +189,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         rejected=_count(raw.get("rejected"), "rejected"),
         files=files,
         source=_get({"source": "", **raw}, "source", str),
+        columns=columns,
     )
 
 

@@ -232,7 +232,7 @@ def test_a_newer_schema_is_told_apart_from_damage(data):
     manifest["schema_version"] = 99
     (data / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(
-        UsageError, match=r"schema version 99, this isthmus reads up to 1 \(upgrade isthmus\)"
+        UsageError, match=r"schema version 99, this isthmus reads up to 2 \(upgrade isthmus\)"
     ):
         open_dataset(str(data))
 
