@@ -71,13 +71,14 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Epoch:
-    """One epoch of one bucket: its blocks as permuted, and the position of each one's first row."""
+class EpochLine:
+    """One epoch of one bucket: its blocks as permuted."""
 
     source: Int64
     block: Int64
     appearance: Int64
     first: Int64
+    """[blocks] position of each one's first row."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -139,7 +140,7 @@ class Lines:
         }
         self.lane_window = self.lane_windows(window)
         """Bucket -> rows of a lane that are shuffled together."""
-        self._epochs: OrderedDict[tuple[int, int], _Epoch] = OrderedDict()
+        self._epochs: OrderedDict[tuple[int, int], EpochLine] = OrderedDict()
         self._windows: dict[tuple[int, int], tuple[int, int, Int64]] = {}
         self._spans: dict[tuple[int, int], tuple[int, int, int]] = {}
 
@@ -159,10 +160,14 @@ class Lines:
 
     def rows_before(self, bucket: int, epoch: int) -> int:
         """R(e): rows of a bucket in all epochs before this one."""
-        return sum(
+        return sum(self.source_rows_before(bucket, epoch))
+
+    def source_rows_before(self, bucket: int, epoch: int) -> list[int]:
+        """The same of each source."""
+        return [
             rows * source.appearances_before(epoch)
             for rows, source in zip(self._rows[bucket], self.sources, strict=True)
-        )
+        ]
 
     def lane_windows(self, window: int) -> dict[int, int]:
         """Bucket -> its share of a window, as rows of one lane."""
@@ -211,7 +216,7 @@ class Lines:
 
     def runs(self, bucket: int, epoch: int, position: int, count: int) -> list[Run]:
         """The blocks that hold the rows [position, position + count) of an epoch's line."""
-        line = self._epoch(bucket, epoch)
+        line = self.epoch_line(bucket, epoch)
         at = int(np.searchsorted(line.first, position, side="right")) - 1
         end, runs = position + count, []
         while position < end:
@@ -234,18 +239,23 @@ class Lines:
         """The epoch that holds a lane's row `at`, and the lane's rows [begin, end) that lie in it."""
         span = self._spans.get((bucket, lane))
         if span is None or not span[1] <= at < span[2]:
-            low, high = 0, 1
-            while self.lane_before(bucket, high, lane) <= at:
-                low, high = high, 2 * high
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self.lane_before(bucket, middle, lane) <= at:
-                    low = middle
-                else:
-                    high = middle
+            low = self.epoch_of(bucket, lane, at)
             span = low, self.lane_before(bucket, low, lane), self.lane_before(bucket, low + 1, lane)
             self._spans[bucket, lane] = span
         return span
+
+    def epoch_of(self, bucket: int, lane: int, at: int) -> int:
+        """The epoch that holds a lane's row `at`."""
+        low, high = 0, 1
+        while self.lane_before(bucket, high, lane) <= at:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.lane_before(bucket, middle, lane) <= at:
+                low = middle
+            else:
+                high = middle
+        return low
 
     def _lane_start(self, bucket: int, epoch: int, lane: int) -> int:
         """Where a lane's piece of an epoch starts: the pieces of the lanes below it, summed in closed form."""
@@ -256,16 +266,20 @@ class Lines:
 
         return below_lane(self.rows_before(bucket, epoch + 1)) - below_lane(self.rows_before(bucket, epoch))
 
+    def window_order(self, bucket: int, lane: int, epoch: int, number: int, length: int) -> Int64:
+        """[length] the order of the rows of a window, the lane's `number`-th in the epoch."""
+        return self.permutation(length, WINDOW, bucket, epoch, lane, number)
+
     def _window(self, bucket: int, lane: int, epoch: int, number: int, length: int) -> Int64:
         kept = self._windows.get((bucket, lane))
         if kept is None or kept[:2] != (epoch, number):
-            shuffled = self.permutation(length, WINDOW, bucket, epoch, lane, number)
+            shuffled = self.window_order(bucket, lane, epoch, number, length)
             kept = self._windows[bucket, lane] = (epoch, number, shuffled)
         return kept[2]
 
     def _at(self, bucket: int, epoch: int, positions: Int64) -> Rows:
         """The rows at these positions of an epoch's line."""
-        line = self._epoch(bucket, epoch)
+        line = self.epoch_line(bucket, epoch)
         at = np.searchsorted(line.first, positions, side="right") - 1
         return Rows(
             source=line.source[at],
@@ -275,7 +289,8 @@ class Lines:
             appearance=line.appearance[at],
         )
 
-    def _epoch(self, bucket: int, epoch: int) -> _Epoch:
+    def epoch_line(self, bucket: int, epoch: int) -> EpochLine:
+        """An epoch's blocks in the order in which the line holds them."""
         key = bucket, epoch
         if key not in self._epochs:
             self._epochs[key] = self._shuffle_blocks(bucket, epoch)
@@ -285,7 +300,7 @@ class Lines:
         self._epochs.move_to_end(key)
         return self._epochs[key]
 
-    def _shuffle_blocks(self, bucket: int, epoch: int) -> _Epoch:
+    def _shuffle_blocks(self, bucket: int, epoch: int) -> EpochLine:
         sources, blocks, appearances, rows = [], [], [], []
         for number, (source, at) in enumerate(zip(self.sources, self._blocks[bucket], strict=True)):
             times = source.appearances_before(epoch + 1) - source.appearances_before(epoch)
@@ -295,7 +310,7 @@ class Lines:
             rows.append(np.tile(source.rows[at], times))
         order = self.permutation(sum(map(len, blocks)), BLOCKS, bucket, epoch)
         sizes = np.concatenate(rows)[order]
-        return _Epoch(
+        return EpochLine(
             source=np.concatenate(sources)[order],
             block=np.concatenate(blocks)[order],
             appearance=np.concatenate(appearances)[order],

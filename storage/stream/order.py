@@ -183,9 +183,20 @@ class Order:
         positions = np.arange(rank * lanes * place.share, (rank + 1) * lanes * place.share, dtype=np.int64)
         return StepRows(place.bucket, Rows.concatenate(parts), positions)
 
+    def rows_taken(self, step: int, *, after: bool = False) -> dict[int, int]:
+        """Bucket -> rows taken from its line over all lanes when a global step begins, or `after` it."""
+        course = self._course(step)
+        taken = course.taken_before(course.segment.line_step(step))
+        if after:
+            taken[self.place(step).bucket] += course.batch
+        return taken
+
     def place(self, step: int) -> StepPlace:
         """Where the rows of a global step stand in the lanes of which bucket."""
-        course = next(course for course in reversed(self._courses) if course.segment.first_step <= step)
+        course = self._course(step)
         bucket, number = course.bucket_step(course.segment.line_step(step))
         share = course.batch // self.lines.lanes
         return StepPlace(bucket, course.taken[bucket] // self.lines.lanes + number * share, share)
+
+    def _course(self, step: int) -> _Course:
+        return next(course for course in reversed(self._courses) if course.segment.first_step <= step)
