@@ -26,12 +26,25 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-build-isolation --editable '.[quickstart]' --group dev
 	@touch $@
 
-# What only the system's package manager has: Chromium, for the test that looks at the report. Needs root; skipped otherwise.
+# What only the system's package manager has: Chromium (the test that looks at the report) and nginx (a delayed object store)
+# need root on Debian or Ubuntu; Azurite (Blob) needs npm and goes to a cache folder. What is missing, its tests are skipped.
+AZURITE := 3.37.0
+TEST_CACHE := $(or $(ISTHMUS_TEST_CACHE),$(HOME)/.cache/isthmus-tests)
+APT := $(if $(shell command -v chromium),,chromium) \
+	$(if $(wildcard /usr/lib/nginx/modules/ngx_http_lua_module.so),,nginx-light libnginx-mod-http-lua)
+
 system:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "setup: chromium, for the report's browser test"; \
-		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends chromium >/dev/null \
-			|| echo "setup: chromium could not be installed; the browser test will be skipped"; \
+	@if [ -n "$(strip $(APT))" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: $(strip $(APT)), for tests"; apt-get -qq update; \
+		for package in $(APT); do \
+			DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends $$package >/dev/null \
+				|| echo "setup: $$package could not be installed; its tests will be skipped"; \
+		done; \
+	fi
+	@if [ ! -e "$(TEST_CACHE)/azurite-$(AZURITE)/node_modules/.bin/azurite-blob" ] && command -v npm >/dev/null; then \
+		echo "setup: Azurite $(AZURITE), for the tests of az://"; \
+		npm install --prefix "$(TEST_CACHE)/azurite-$(AZURITE)" --no-audit --no-fund --loglevel=error azurite@$(AZURITE) >/dev/null \
+			|| { echo "setup: Azurite could not be installed; its tests will be skipped"; rm -rf "$(TEST_CACHE)/azurite-$(AZURITE)"; }; \
 	fi
 
 quickstart: setup

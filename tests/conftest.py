@@ -9,6 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
+from servers import azurite, blob, faulty, moto, nginx, no_credentials, s3  # noqa: F401
+
 
 @pytest.fixture(scope="session")
 def latents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
