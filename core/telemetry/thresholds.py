@@ -38,6 +38,8 @@ class Alarm:
     time: float
     """Of the row that tipped it, Unix seconds."""
     node: int | None = None
+    cause: str | None = None
+    """What other figures say of the reason, in words."""
 
     @property
     def event_type(self) -> Literal["alarm", "note"]:
@@ -56,6 +58,8 @@ class Alarm:
         }
         if self.node is not None:
             fields["node"] = self.node
+        if self.cause is not None:
+            fields["cause"] = self.cause
         return fields
 
     @property
@@ -69,7 +73,7 @@ class Alarm:
         return (
             f"{where}{self.metric} {self.value:.4g} {unit} is {relation} "
             f"{self.bound:.4g} {unit} (over {self.for_s:g} s)"
-        )
+        ) + (f": {self.cause}" if self.cause else "")
 
 
 class Thresholds:
