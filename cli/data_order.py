@@ -121,8 +121,8 @@ def _text(result: dict[str, Any]) -> str:
             for row in cells
         ]
     lines += [
-        f"source {part['source']}: {part['rows']} rows, {100 * part['share']:.1f} %"
-        f" (repeat {part['repeat']}: {100 * part['share_by_repeat']:.1f} %)"
+        f"source {part['source']}: {part['rows']} rows, {100 * part['share']:.1f} %; in the run so far"
+        f" {100 * part['share_so_far']:.1f} % (repeat {part['repeat']}: {100 * part['share_by_repeat']:.1f} %)"
         for part in result["mix"]
     ]
     return "\n".join(lines)

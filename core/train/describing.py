@@ -50,23 +50,24 @@ class OrderView:
         return [self.describer.step(step, rank or 0, ranks) for step in range(first, first + count)]
 
     def mix(self, steps: Sequence[StepDescription]) -> list[dict[str, object]]:
-        """For each source what share of these steps' rows is its own, and what share its repeat asks for."""
+        """For each source: its rows in these steps, in the run up to their end, and the share its repeat asks for."""
         rows = [0] * len(self.sources.datasets)
         for step in steps:
             for source, count in step.rows_by_source().items():
                 rows[source] += count
+        so_far = self.describer.mix(0, steps[-1].step + 1)
         shares = self.describer.shares(steps[-1].stage)
         return [
             {
                 "source": dataset.uri,
-                "repeat": str(repeat),
+                "repeat": str(self.sources.repeats[number]),
                 "rows": rows[number],
                 "share": rows[number] / sum(rows),
+                "rows_so_far": so_far.rows[number],
+                "share_so_far": so_far.shares[number],
                 "share_by_repeat": float(shares[number]),
             }
-            for number, (dataset, repeat) in enumerate(
-                zip(self.sources.datasets, self.sources.repeats, strict=True)
-            )
+            for number, dataset in enumerate(self.sources.datasets)
         ]
 
 

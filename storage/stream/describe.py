@@ -14,6 +14,7 @@ from isthmus.errors import CorruptShard, UsageError
 from isthmus.storage.filesystems import filesystem, storage_errors
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.stream.loader import RowPlace
+from isthmus.storage.stream.mix import Mix, long_run_shares, mix_of
 from isthmus.storage.stream.order import Order, check_world_size
 from isthmus.storage.stream.plan import Plan, Segment
 from isthmus.storage.stream.stage import StageReader, common_encoders
@@ -87,9 +88,7 @@ class Describer:
         segment = self.plan.segment_at(step)
         check_world_size(world_size, self._settings["lanes"], segment.global_batch_size)
         stage = self._stage(segment.stage)
-        if segment not in self._orders:
-            self._orders[segment] = Order(stage.lines, self.plan.stage_segments(segment))
-        found = self._orders[segment].step(step, rank, world_size)
+        found = self._order(segment).step(step, rank, world_size)
         columns = (
             found.rows.source,
             found.rows.block,
@@ -113,10 +112,13 @@ class Describer:
             source_of_row=tuple(found.rows.source.tolist()),
         )
 
-    def shares(self, stage: int) -> list[Fraction]:
+    def shares(self, stage: int) -> tuple[Fraction, ...]:
         """Of each source, the share of a stage's rows that its repeat asks for; they sum to 1."""
-        rows = [int(source.rows.sum()) * source.repeat for source in self._stage(stage).lines.sources]
-        return [count / sum(rows, Fraction(0)) for count in rows]
+        return long_run_shares(self._stage(stage).lines)
+
+    def mix(self, first: int, stop: int) -> Mix:
+        """The rows that the global steps [first, stop) hold of each source."""
+        return mix_of(self.plan, self._order, first, stop)
 
     def keys(self, described: StepDescription) -> list[str]:
         """The keys of a step's rows; reads one column of each block that they lie in.
@@ -152,6 +154,12 @@ class Describer:
                 **self._settings,
             )
         return self._stages[number]
+
+    def _order(self, segment: Segment) -> Order:
+        if segment not in self._orders:
+            lines = self._stage(segment.stage).lines
+            self._orders[segment] = Order(lines, self.plan.stage_segments(segment))
+        return self._orders[segment]
 
     def _place(
         self,

@@ -127,6 +127,12 @@ def test_the_mix_of_sources_is_counted_and_set_beside_what_the_repeats_ask_for(
     counted = [row["source"] for step in found["steps"] for row in step["rows"]]
     assert [one["rows"], two["rows"]] == [counted.count(source) for source in sources]
     assert one["rows"] + two["rows"] == 6 * 8 + 6 * 16
+    assert [one["rows_so_far"], two["rows_so_far"]] == [one["rows"], two["rows"]], (
+        "these are all of its steps"
+    )
+    later = order(capsys, recipe_file(tmp_path, sources), "--step", 11, "--rank", 1)["mix"]
+    assert [part["rows_so_far"] for part in later] == [one["rows"], two["rows"]]
+    assert sum(part["rows"] for part in later) == 8
     assert (one["share_by_repeat"], two["share_by_repeat"]) == pytest.approx((2 / 3, 1 / 3))
     assert two["repeat"] == "1/2"
 
