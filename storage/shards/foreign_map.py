@@ -115,11 +115,13 @@ class ColumnMap:
         return {**data, **rest}
 
     def names(self) -> list[str]:
-        """Every column of the files that is read, each once."""
+        """Every column of the files that has a role, each once."""
         found: dict[str, None] = {}
         for caption in range(len(self.captions)):
             for resolution in self.latents:
                 found |= dict.fromkeys(self.of(resolution, caption))
+        if self.source is not None:
+            found[self.source] = None
         return list(found)
 
     def of(self, resolution: int, caption: int) -> list[str]:
@@ -133,7 +135,6 @@ class ColumnMap:
             for name in (
                 self.key,
                 words.caption,
-                self.source,
                 *(self.original_size or ()),
                 *(self.crop or ()),
                 self.flipped,
