@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.errors import DataError, UsageError
-from isthmus.storage.filesystems import FileSystem, storage_errors
+from isthmus.storage.filesystems import FileSystem, filesystem, is_local, join, storage_errors
 from isthmus.storage.shards.check import check_text
 from isthmus.storage.shards.index import BlockEntry
 from isthmus.storage.shards.layout import (
@@ -118,6 +118,18 @@ class SiblingFile:
             self._writer.close()
         with contextlib.suppress(OSError, ValueError):
             self._file.close()
+
+
+def write_whole(uri: str, name: str, data: bytes) -> None:
+    """A small file beside the shards, whole or not at all."""
+    store, root = filesystem(uri)
+    path = f"{root}/{name}"
+    with storage_errors("write", join(uri, name)):
+        if is_local(uri):
+            store.pipe_file(path + ".tmp", data)
+            store.mv(path + ".tmp", path)
+        else:
+            store.pipe_file(path, data)
 
 
 def text_file(

@@ -177,6 +177,19 @@ def _raw(chunk: Any, wanted: Wanted, first: int) -> tuple[Bytes, Int64, np.dtype
     return _buffer(chunk, 1), (offsets + chunk.offset) * dtype.itemsize, dtype
 
 
+def first_shape(column: Any, dtype: str) -> tuple[int, ...]:
+    """The shape of a column's first row: of nested lists all their sides, otherwise how many values it has."""
+    chunk = _storage(column.chunk(0).slice(0, 1))
+    if not _is_list(chunk.type):
+        _, offsets, kind = _raw(chunk, Wanted(0, dtype), 0)
+        return (int(offsets[1] - offsets[0]) // kind.itemsize,)
+    value, shape = chunk.to_pylist()[0], []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return tuple(shape)
+
+
 def text_rows(column: Any, *, null: str | None = None) -> list[str]:
     """The rows of a text column; whole numbers as their digits.
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import UsageError
-from isthmus.storage.filesystems import filesystem, is_local, join, storage_errors
+from isthmus.storage.filesystems import filesystem, join, storage_errors
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.check import check_sample
-from isthmus.storage.shards.files import SiblingFile, text_file
+from isthmus.storage.shards.files import SiblingFile, text_file, write_whole
 from isthmus.storage.shards.index import BlockEntry, dump_index, shard_file
 from isthmus.storage.shards.layout import (
     CROP_COLUMNS,
@@ -172,19 +172,9 @@ class DatasetWriter:
             source=source,
         )
         for name, data in contents.items():
-            self._write(name, data)
-        self._write(names.MANIFEST, manifest.dump())
+            write_whole(self.uri, name, data)
+        write_whole(self.uri, names.MANIFEST, manifest.dump())
         return manifest
-
-    def _write(self, name: str, data: bytes) -> None:
-        """A small file, whole or not at all."""
-        path = f"{self._path}/{name}"
-        with storage_errors("write", join(self.uri, name)):
-            if is_local(self.uri):
-                self._store.pipe_file(path + ".tmp", data)
-                self._store.mv(path + ".tmp", path)
-            else:
-                self._store.pipe_file(path, data)
 
     def _columns(self, bucket: str, sibling: str) -> list[Column]:
         shape = None if sibling.startswith("text") else self._shapes[bucket][int(sibling.removesuffix("px"))]

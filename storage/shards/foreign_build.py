@@ -1,0 +1,303 @@
+"""Makes a dataset of parquet files that others made, without changing them: an index, a manifest, a null embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from isthmus.errors import CorruptShard, DataError, DatasetNotFound, UsageError
+from isthmus.storage.filesystems import filesystem, join, storage_errors
+from isthmus.storage.ranges.open import open_ranges
+from isthmus.storage.shards import manifest as names
+from isthmus.storage.shards.dataset import Dataset, read_manifest
+from isthmus.storage.shards.files import text_file, write_whole
+from isthmus.storage.shards.foreign import Decoder, ForeignReader
+from isthmus.storage.shards.foreign_arrays import first_shape
+from isthmus.storage.shards.foreign_block import Expected
+from isthmus.storage.shards.foreign_index import ForeignEntry, dump_foreign_index
+from isthmus.storage.shards.foreign_null import null_from_file, null_from_row, null_from_zeros
+from isthmus.storage.shards.foreign_scan import File, Group, Scan, list_files, read_footer, scan_files
+from isthmus.storage.shards.foreign_settings import ForeignSettings, Shape
+from isthmus.storage.shards.index import parse_index
+from isthmus.storage.shards.manifest import Manifest, SideFile
+from isthmus.storage.shards.spec import AutoencoderSpec, DatasetSpec, TextColumn
+
+THREADS = 16
+"""Footers that are read at once."""
+_LEAST_AREA, _MOST_AREA = 0.15, 1.1  # of a bucket at a resolution, against that resolution's square
+
+
+def index_files(
+    sources: Sequence[str],
+    dest: str | None,
+    settings: ForeignSettings,
+    *,
+    pattern: str = "*.parquet",
+    replace: bool = False,
+    like: Dataset | None = None,
+    threads: int = THREADS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Manifest:
+    """Indexes parquet files and writes `_index.parquet`, the null embedding and, last, `manifest.json`.
+
+    The footers of all files are read, and the first row group of each bucket, which must be what the settings say.
+
+    Args:
+        sources: the roots of the files.
+        dest: where the index goes; beside the files (in the first root) if not told.
+        pattern: of the names of the files that count.
+        replace: an index that is there is replaced; a dataset of our own layout never is.
+        like: another dataset whose null embedding is taken when the settings say so.
+        progress: called with the files done and all files.
+
+    Raises:
+        UsageError: the files are not as the settings say; names file, row group and column.
+        CorruptShard: a file is damaged.
+        StorageError: a store refuses.
+    """
+    dest = dest or sources[0]
+    _check_dest(dest, replace)
+    files = list_files(sources, pattern)
+    scans = list(scan_files(files, settings.columns, settings.bucket, threads=threads, progress=progress))
+    scans = [scan for scan in scans if scan.groups]
+    if not scans:
+        raise UsageError("the files have no rows", where=", ".join(sources))
+    buckets, shapes = _bucket_shapes(scans, settings)
+    spec = settings.spec(buckets)
+    size_class = spec.resolutions[-1]
+    index = dump_foreign_index(list(_entries(scans, size_class)), settings.columns)
+    rows: dict[str, int] = {}
+    for scan in scans:
+        for group in scan.groups:
+            rows[group.bucket] = rows.get(group.bucket, 0) + group.rows
+    manifest = Manifest(
+        spec=spec,
+        latent_shapes=shapes,
+        samples=sum(rows.values()),
+        rows={bucket: {size_class: rows[bucket]} for bucket in buckets},
+        shards=len(scans),
+        blocks=sum(len(scan.groups) for scan in scans),
+        size=sum(scan.file.size for scan in scans),
+        rejected=0,
+        files={names.INDEX: SideFile.of(index)},
+        source=settings.about,
+        columns=settings.columns,
+    )
+    # As a later reader will see it, before anything is written.
+    where = join(dest, names.INDEX)
+    places = {scan.file.name: scan.file.root for scan in scans}
+    dataset = Dataset(
+        (dest, *sources) if dest not in sources else tuple(sources),
+        manifest,
+        parse_index(index, manifest, where),
+        places,
+    )
+    _check_first_blocks(dataset)
+    contents = {
+        names.NULL_TEXT: text_file(spec, _null_text(dataset, settings, like), 1, {}),
+        names.PROMPTS: text_file(spec, {}, 0, {"prompt": []}),
+        names.INDEX: index,
+    }
+    return _write(dest, manifest, contents)
+
+
+def _write(dest: str, manifest: Manifest, contents: Mapping[str, bytes]) -> Manifest:
+    fields = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
+    fields["files"] = {name: SideFile.of(data) for name, data in contents.items()}
+    manifest = Manifest(**fields)
+    store, path = filesystem(dest)
+    with storage_errors("write", dest):
+        store.makedirs(path, exist_ok=True)
+        if store.exists(f"{path}/{names.MANIFEST}"):
+            store.rm_file(f"{path}/{names.MANIFEST}")
+    for name, data in contents.items():
+        write_whole(dest, name, data)
+    write_whole(dest, names.MANIFEST, manifest.dump())
+    return manifest
+
+
+def _check_dest(dest: str, replace: bool) -> None:
+    try:
+        there = read_manifest(dest)
+    except DatasetNotFound:
+        return
+    except DataError:
+        there = None  # damaged: nobody can say whose it was
+    if there is None or there.columns is None:
+        raise UsageError("there is a dataset already", where=dest, hint="choose another --dest")
+    if not replace:
+        raise UsageError("there is an index already", where=dest, hint="--replace writes it anew")
+
+
+def _entries(scans: Iterable[Scan], size_class: int) -> Iterable[ForeignEntry]:
+    for scan in scans:
+        for group in scan.groups:
+            yield ForeignEntry(
+                shard=scan.file.name,
+                row_group=group.number,
+                rows=group.rows,
+                bucket=group.bucket,
+                size_class=size_class,
+                file_bytes=scan.file.size,
+                footer_bytes=scan.footer_bytes,
+                footer_crc32=scan.footer_crc32,
+                stored=group.stored,
+                decoded=group.decoded,
+            )
+
+
+def _bucket_shapes(
+    scans: Sequence[Scan], settings: ForeignSettings
+) -> tuple[tuple[str, ...], dict[str, dict[int, Shape]]]:
+    """The buckets, and each one's latent shape at each resolution."""
+    first: dict[str, tuple[File, Group]] = {}
+    for scan in scans:
+        for group in scan.groups:
+            file, other = first.setdefault(group.bucket, (scan.file, group))
+            if other.sides != group.sides:
+                raise UsageError(
+                    f"bucket {group.bucket} has sides {group.sides}, {other.sides} in {file.name}",
+                    where=f"{scan.file.uri}, row group {group.number}",
+                    hint="index the files of one resolution at a time (--files PATTERN)",
+                )
+    unknown = sorted(set(settings.shapes) - set(first))
+    if unknown:
+        raise UsageError(
+            f"shapes.{unknown[0]}: the files have no such bucket, but {', '.join(sorted(first))}"
+        )
+    buckets = tuple(sorted(first))
+    shapes = {}
+    for bucket in buckets:
+        file, group = first[bucket]
+        shapes[bucket] = {
+            resolution: _shape(bucket, resolution, file, group, settings)
+            for resolution in sorted(settings.columns.latents)
+        }
+    return buckets, shapes
+
+
+def _shape(bucket: str, resolution: int, file: File, group: Group, settings: ForeignSettings) -> Shape:
+    """A bucket's latent shape: told, by the sides, by nested lists, or from the number of values and the name."""
+    autoencoder, latent = settings.autoencoder, settings.columns.latents[resolution].mean
+    where = f"{file.uri}, row group {group.number}, column {latent.column}"
+    found = _first_row(file, group, latent.column, latent.dtype)
+    count = math.prod(found)
+    told = settings.shapes.get(bucket, {}).get(resolution)
+    if told is None and group.sides is not None and resolution == max(settings.columns.latents):
+        unit = autoencoder.factor if settings.bucket.pixels else 1
+        if group.sides[0] % unit or group.sides[1] % unit:
+            raise UsageError(
+                f"sides {group.sides} are not divisible by the autoencoder's factor {unit}",
+                where=where,
+                hint="`unit: latent` under bucket says that they are latent cells",
+            )
+        told = (autoencoder.latent_channels, group.sides[0] // unit, group.sides[1] // unit)
+    if told is None and len(found) == 3:
+        told = found[0], found[1], found[2]
+    if told is None:
+        told = _shape_of_name(bucket, count, autoencoder, where)
+    if told[0] != autoencoder.latent_channels or math.prod(told) != count:
+        raise UsageError(
+            f"its first row has {found if len(found) == 3 else count} values, not "
+            f"{list(told)} with {autoencoder.latent_channels} channels",
+            where=where,
+            hint="correct autoencoder, shapes or bucket; raw bytes of fp32 are {column: NAME, dtype: float32}",
+        )
+    area = told[1] * told[2] * autoencoder.factor**2 / resolution**2
+    if not _LEAST_AREA <= area <= _MOST_AREA:
+        raise UsageError(
+            f"latents of {told[1]} x {told[2]} cells are {told[1] * autoencoder.factor} x "
+            f"{told[2] * autoencoder.factor} pixels, which is no bucket at {resolution} px",
+            where=where,
+            hint="correct the resolution in columns.latents, or the autoencoder's factor",
+        )
+    return told
+
+
+def _shape_of_name(bucket: str, count: int, autoencoder: AutoencoderSpec, where: str) -> Shape:
+    """[C, H, W] of `count` values whose width to height is nearest to the bucket's name."""
+    cells, rest = divmod(count, autoencoder.latent_channels)
+    width, _, height = bucket.partition(":")
+    if rest or not cells or not (width.isdigit() and height.isdigit() and int(width) and int(height)):
+        raise UsageError(
+            f"its first row has {count} values: no [{autoencoder.latent_channels}, H, W] of bucket {bucket}",
+            where=where,
+            hint=f'tell it: `shapes: {{"{bucket}": [CHANNELS, HEIGHT, WIDTH]}}`',
+        )
+    aspect = math.log(int(width) / int(height))
+    high = min(
+        (side for side in range(1, cells + 1) if cells % side == 0),
+        key=lambda side: abs(math.log(cells / side / side) - aspect),
+    )
+    if abs(math.log(cells / high / high) - aspect) > 0.1:
+        raise UsageError(
+            f"its first row has {count} values, which is no latent of aspect {bucket}",
+            where=where,
+            hint=f'tell it: `shapes: {{"{bucket}": [CHANNELS, HEIGHT, WIDTH]}}`, or correct bucket',
+        )
+    return autoencoder.latent_channels, high, cells // high
+
+
+def _first_row(file: File, group: Group, column: str, dtype: str) -> tuple[int, ...]:
+    """The shape of a column's first row: [values], or of nested lists all their sides."""
+    ranges = open_ranges(file.root)
+    try:
+        footer, footer_bytes, _ = read_footer(ranges, file)
+        # What the row group's bytes can hold at most; the check of the first blocks is exact.
+        most = sum(chunk.decoded for chunk in footer.chunks(group.number, column))
+        expected = Expected(column, "array", max(1, most // group.rows))
+        decoder = Decoder(footer, file.name, group.number, group.rows, [expected])
+        decoder.fetch(ranges, file.size - footer_bytes, file.size)
+        return first_shape(decoder.decode().column(column), dtype)
+    except ValueError as error:
+        raise CorruptShard(str(error), shard=file.uri, row_group=group.number, column=column) from None
+    finally:
+        ranges.close()
+
+
+def _check_first_blocks(dataset: Dataset) -> None:
+    """The first block of each bucket must be what the map says, at every resolution and with every caption."""
+    for number in range(len(dataset.spec.buckets)):
+        block = int((dataset.index.bucket == number).argmax())
+        for resolution in dataset.spec.resolutions:
+            reader = ForeignReader(dataset, resolution)
+            for caption in range(dataset.spec.captions):
+                reader.read(block, caption)
+
+
+def _null_text(dataset: Dataset, settings: ForeignSettings, like: Dataset | None) -> dict[str, TextColumn]:
+    told, spec = settings.null_text, dataset.spec
+    if told == "like":
+        if like is None or like.spec.text != spec.text:
+            raise UsageError(
+                "null_text: the other dataset has other text encoders",
+                hint="say `null_text:` in the map file",
+            )
+        return dict(like.null_text)
+    if told == "zeros":
+        return null_from_zeros(spec)
+    if told.startswith("key:"):
+        return null_from_row(dataset, told.removeprefix("key:"))
+    return null_from_file(told, spec)
+
+
+def describe(manifest: Manifest) -> dict[str, Any]:
+    """What was indexed, JSON-able."""
+    spec: DatasetSpec = manifest.spec
+    return {
+        "samples": manifest.samples,
+        "files": manifest.shards,
+        "blocks": manifest.blocks,
+        "bytes": manifest.size,
+        "fingerprint": manifest.fingerprint,
+        "captions": spec.captions,
+        "resolutions": list(spec.resolutions),
+        "buckets": {
+            bucket: {
+                "samples": sum(manifest.rows[bucket].values()),
+                "latents": {str(at): list(shape) for at, shape in manifest.latent_shapes[bucket].items()},
+            }
+            for bucket in spec.buckets
+        },
+    }
