@@ -1,4 +1,4 @@
-"""``isthmus data``: encode, stats, verify, order."""
+"""``isthmus data``: encode, stats, verify, order, bench."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from isthmus.cli import data_index, data_order, encode
+from isthmus.cli import data_bench, data_index, data_order, encode
 from isthmus.cli.output import emit
 
 _AS_JSON = typer.Option(False, "--json", help="Print one JSON document.")
@@ -16,6 +16,7 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 encode.register(data_app)
 data_order.register(data_app)
 data_index.register(data_app)
+data_bench.register(data_app)
 
 
 def register(app: typer.Typer) -> None:
