@@ -78,8 +78,8 @@ class Cache:
         self.sizes = {name: size for name, size in sizes.items() if len(stored_name(name)) <= LONGEST_NAME}
         self._dataset, self._store, self._verify = dataset, store, verify
         self._lock = threading.Lock()
-        self._line, self._done = Plan(dataset), 0
-        """A long list of what will be read, and how many bytes of it were."""
+        self._line, self._line_bytes, self._done = Plan(dataset), 0, 0
+        """A long list of what will be read, its bytes, and how many of them were."""
         self._next = Upcoming()
         self._rest: dict[str, float] = {}
         self._announced = 0.0
@@ -105,6 +105,7 @@ class Cache:
         with self._lock:
             if anew:
                 self._line, self._done = Plan(self._dataset).then(reads, {}), 0
+                self._line_bytes = int(self._line.size.sum())
                 self._next.clear()
             else:
                 self._next.add(reads)
@@ -125,7 +126,8 @@ class Cache:
         """So many bytes of a file were read, from the copy or the store."""
         with self._lock:
             if not self._next.made(name, size):
-                self._done += size
+                # Never beyond the list: what was expected after it would seem to lie behind.
+                self._done = min(self._done + size, self._line_bytes)
 
     def discard(self, name: str) -> None:
         """Removes a copy whose bytes turned out to be wrong, and does not bring it again for a while."""

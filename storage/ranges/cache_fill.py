@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -81,7 +82,8 @@ class Filler:
         self._changed = threading.Condition()
         self._coming: list[_Coming] = []
         self._stopped = self._looking = False
-        self._next_look, self._pause, self._blocked = 0.0, LOOK_EVERY_S, 0.0
+        self._next_look, self._last_look, self._blocked = math.inf, 0.0, 0.0
+        self._pause = LOOK_EVERY_S
         self._refused: dict[str, float] = {}
         self._warned: set[str] = set()
         self._threads: list[threading.Thread] = []
@@ -99,7 +101,7 @@ class Filler:
         """There may be a file to bring."""
         with self._changed:
             self._pause = LOOK_EVERY_S
-            self._next_look = min(self._next_look, time.monotonic() + self._pause)
+            self._next_look = min(self._next_look, max(time.monotonic(), self._last_look + self._pause))
             self._changed.notify()
 
     def refuses(self, name: str) -> bool:
@@ -193,7 +195,8 @@ class Filler:
     def _patience(self) -> float | None:
         if self._looking or len(self._coming) >= FILES_AT_ONCE:
             return None  # whoever is at it notifies
-        return max(0.001, max(self._next_look, self._blocked) - time.monotonic())
+        wait = max(self._next_look, self._blocked) - time.monotonic()
+        return max(0.001, wait) if wait < math.inf else None
 
     def _look(self) -> None:
         part = None
@@ -208,15 +211,15 @@ class Filler:
                 part = None
             self.trouble(error)
         with self._changed:
-            self._looking = False
+            self._looking, self._last_look = False, time.monotonic()
             if part is not None:
                 step = self._piece_bytes
                 pieces = [(at, min(step, part.size - at)) for at in range(0, part.size, step)] or [(0, 0)]
                 self._coming.append(_Coming(part, deque(pieces), len(pieces)))
                 self._pause = LOOK_EVERY_S
-                self._next_look = min(self._next_look, time.monotonic())
+                self._next_look = self._last_look
             else:
-                self._next_look = max(self._next_look, time.monotonic() + self._pause)
+                self._next_look = self._last_look + self._pause
                 self._pause = min(2 * self._pause, LOOK_AT_LEAST_S)
             self._changed.notify_all()
 

@@ -21,7 +21,6 @@ import contextlib
 import fcntl
 import json
 import os
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
+from isthmus.storage.ranges.cache_locks import entries, is_at, is_held, lock, remove_unheld
 from isthmus.storage.ranges.cache_policy import Forecast, Plan, latest_first, make_way
 
 LEDGER, READERS, COPIES, PART = "ledger", "readers", "copies", "%part"
@@ -84,8 +84,8 @@ class CacheFolder:
         self.path, self.dataset = path, dataset
         self._id = uuid.uuid4().hex
         self._others: dict[str, tuple[int, Plan]] = {}
-        (path / COPIES / dataset).mkdir(parents=True, exist_ok=True)
-        (path / READERS).mkdir(exist_ok=True)
+        self._reader = -1
+        self._make()
         with self.locked():
             copies = self.scan()
             limits = [reader["limit"] for reader in self._living()]
@@ -94,13 +94,24 @@ class CacheFolder:
                 free = status.f_bavail * status.f_frsize + sum(copy.size for copy in copies)
                 limit = min(limits, default=int(FREE_SHARE * free))
             self._own_limit = limit
-            self._reader = os.open(
-                path / READERS / self._id, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-            )
-            fcntl.flock(self._reader, fcntl.LOCK_EX)
-            os.write(self._reader, json.dumps({"limit": limit, "dataset": dataset}).encode())
             self.limit = min([limit, *limits])
             """Bytes that the folder may hold: the smallest of the limits of those who use it."""
+            self._join()
+
+    def _make(self) -> None:
+        (self.path / COPIES / self.dataset).mkdir(parents=True, exist_ok=True)
+        (self.path / READERS).mkdir(exist_ok=True)
+
+    def _join(self) -> None:
+        """Makes this process known to the others; again, when somebody removed the folder. Holding the ledger only."""
+        path = self.path / READERS / self._id
+        if self._reader >= 0:
+            if is_at(self._reader, path):
+                return
+            os.close(self._reader)
+        self._reader = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self._reader, fcntl.LOCK_EX)
+        os.write(self._reader, json.dumps({"limit": self._own_limit, "dataset": self.dataset}).encode())
 
     def close(self) -> None:
         """Leaves the folder; the copies stay."""
@@ -118,11 +129,11 @@ class CacheFolder:
             TimeoutError: another process did not let go of it.
         """
         path = self.path / LEDGER
-        deadline = time.monotonic() + LOCK_PATIENCE_S
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                if _lock(descriptor, fcntl.LOCK_EX, deadline, str(path)) and _is_at(descriptor, path):
+                lock(descriptor, LOCK_PATIENCE_S, str(path))
+                if is_at(descriptor, path):
                     break
             except BaseException:
                 os.close(descriptor)
@@ -136,15 +147,15 @@ class CacheFolder:
     def scan(self) -> list[Copy]:
         """The files of the folder, without those that dead processes left half-way. Holding the ledger only."""
         found = []
-        for dataset in _entries(self.path / COPIES):
+        for dataset in entries(self.path / COPIES):
             if not dataset.is_dir(follow_symlinks=False):
                 continue
-            for entry in _entries(dataset.path):
+            for entry in entries(dataset.path):
                 with contextlib.suppress(FileNotFoundError):
                     if not entry.is_file(follow_symlinks=False):
                         continue
                     path, part = Path(entry.path), entry.name.endswith(PART)
-                    if part and _remove_unheld(path):
+                    if part and remove_unheld(path):
                         continue
                     size = entry.stat(follow_symlinks=False).st_size
                     name = unquote(entry.name.removesuffix(PART))
@@ -194,8 +205,10 @@ class CacheFolder:
         Raises:
             OSError: the folder cannot be used.
         """
+        self._make()
         forecast = Forecast([mine, *self._plans()])
         with self.locked():
+            self._join()
             self.limit = min([self._own_limit, *(reader["limit"] for reader in self._living())])
             copies = self.scan()
             room = self.limit - sum(copy.size for copy in copies)
@@ -207,7 +220,7 @@ class CacheFolder:
             kept = latest_first(kept)
             while room < 0 and kept:  # another process came with a smaller limit
                 copy, _, size = kept.pop(0)
-                room += size if _remove_unheld(copy.path) else 0
+                room += size if remove_unheld(copy.path) else 0
             there = {copy.path for copy, _, _ in kept}
             coming = {Path(str(copy.path).removesuffix(PART)) for copy in copies if copy.part}
             tries = 0
@@ -222,7 +235,7 @@ class CacheFolder:
                         break
                     continue
                 for victim in victims:
-                    if _remove_unheld(victim.path):
+                    if remove_unheld(victim.path):
                         room += victim.size
                 kept = [item for item in kept if item[0] not in victims]
                 if room >= size:  # else somebody reads a victim just now
@@ -231,7 +244,6 @@ class CacheFolder:
 
     def _begin(self, path: Path, name: str, size: int) -> Part:
         part = path.with_name(path.name + PART)
-        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -260,7 +272,7 @@ class CacheFolder:
     def abandon(part: Part) -> None:
         """Gives up a file that will not be completed."""
         with contextlib.suppress(OSError):
-            if _is_at(part.descriptor, part.path):
+            if is_at(part.descriptor, part.path):
                 part.path.unlink()
         with contextlib.suppress(OSError):
             os.close(part.descriptor)
@@ -272,7 +284,12 @@ class CacheFolder:
     # --- the processes that use the folder ---
 
     def announce(self, plan: Plan) -> None:
-        """Tells the others what this process will read."""
+        """Tells the others what this process will read.
+
+        Raises:
+            OSError: the folder cannot be used.
+        """
+        self._make()
         head = {
             "dataset": plan.dataset,
             "names": list(plan.names),
@@ -289,9 +306,9 @@ class CacheFolder:
     def _plans(self) -> list[Plan]:
         """What the other living processes will read."""
         plans, known = [], {}
-        for entry in _entries(self.path / READERS):
+        for entry in entries(self.path / READERS):
             identifier, _, kind = entry.name.partition(".")
-            if kind != "plan" or identifier == self._id or not _is_held(self.path / READERS / identifier):
+            if kind != "plan" or identifier == self._id or not is_held(self.path / READERS / identifier):
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 written = entry.stat().st_mtime_ns
@@ -306,16 +323,16 @@ class CacheFolder:
     def _living(self) -> list[dict[str, Any]]:
         """What the other living processes said when they came; what dead ones left is removed. Holding the ledger only."""
         living = []
-        entries = _entries(self.path / READERS)
-        for entry in entries:
+        found = entries(self.path / READERS)
+        for entry in found:
             if "." in entry.name or entry.name == self._id:
                 continue
             path = Path(entry.path)
-            if _remove_unheld(path):
+            if remove_unheld(path):
                 continue
             with contextlib.suppress(OSError, ValueError):
                 living.append({"limit": int(json.loads(path.read_bytes())["limit"])})
-        for entry in entries:
+        for entry in found:
             identifier, dot, _ = entry.name.partition(".")
             if dot and not (self.path / READERS / identifier).exists():
                 with contextlib.suppress(OSError):
@@ -337,58 +354,3 @@ def _parse_plan(data: bytes) -> Plan:
         raise ValueError("not a plan")
     sizes = np.frombuffer(arrays, np.int64, count, offset=4 * count)
     return Plan(head["dataset"], head["names"], files, sizes, head["rest"], int(head["done"]))
-
-
-def _entries(path: str | Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except FileNotFoundError:
-        return []
-
-
-def _lock(descriptor: int, kind: int, deadline: float, what: str) -> bool:
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process held {what} for {LOCK_PATIENCE_S:g} s") from None
-            time.sleep(0.002)  # a lock file has no event to wait for
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(descriptor)
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a living process has the file locked."""
-    return _probe(path, remove=False)
-
-
-def _remove_unheld(path: Path) -> bool:
-    """Removes a file that nobody has locked; whether it is gone."""
-    return not _probe(path, remove=True)
-
-
-def _probe(path: Path, *, remove: bool) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if remove else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        if remove:
-            path.unlink(missing_ok=True)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
