@@ -1,18 +1,19 @@
-"""Reads blocks: byte ranges from the store into a buffer, checksums checked, columns as views of the buffer."""
+"""Reads blocks: whole, with checksums checked and columns as views of memory, or rows of them straight into batches."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import CorruptShard
-from isthmus.storage.filesystems import filesystem, is_local, local_path, storage_errors
+from isthmus.errors import CorruptShard, StorageError
+from isthmus.storage.ranges.spec import FileCutShort, FileReplaced, Ranges
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.layout import (
     Column,
@@ -26,6 +27,9 @@ from isthmus.storage.shards.layout import (
 
 Bytes = NDArray[np.uint8]
 
+MAX_GAP = 1 << 16
+"""Bytes that are read and thrown away rather than asked for around."""
+
 
 @dataclass(slots=True)
 class Block:
@@ -33,7 +37,7 @@ class Block:
 
     rows: int
     fixed: dict[str, Bytes] = field(default_factory=dict)
-    """Column -> [rows, bytes of a row]: views of the buffer; little-endian fp16 in C-order."""
+    """Column -> [rows, bytes of a row]: little-endian fp16 in C-order."""
     numbers: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Column -> [rows], int32 or bool."""
     strings: dict[str, list[str]] = field(default_factory=dict)
@@ -41,10 +45,12 @@ class Block:
 
     def take(self, column: Column, chunk: Bytes) -> None:
         """Decodes a column chunk. ValueError when it does not hold the block's rows."""
-        if column.kind == "bytes":
-            assert column.width is not None
-            values = chunk[len(chunk) - self.rows * column.width :]
-            self.fixed[column.name] = values.reshape(self.rows, column.width)
+        if column.width is not None:
+            values = chunk[len(chunk) - self.rows * column.width :].reshape(self.rows, column.width)
+            if column.kind == "bytes":
+                self.fixed[column.name] = values
+            else:
+                self.numbers[column.name] = np.ascontiguousarray(values).view("<i4")[:, 0]
             return
         view = chunk.data
         header, length = page_header(view[:4096])
@@ -53,15 +59,13 @@ class Block:
             raise ValueError("the page does not fill its column chunk")
         if column.kind == "string":
             self.strings[column.name] = decode_strings(page, self.rows)
-        elif column.kind == "bool":
-            self.numbers[column.name] = decode_bools(page, self.rows)
         else:
-            self.numbers[column.name] = np.frombuffer(page, "<i4", self.rows).astype(np.int32)
+            self.numbers[column.name] = decode_bools(page, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
-    """Columns that lie one behind the other in a sibling file, read in one go."""
+class _Part:
+    """Columns that lie one behind the other in a sibling file."""
 
     sibling: str
     columns: tuple[Column, ...]
@@ -75,120 +79,251 @@ class BlockReader:
     Args:
         dataset: what to read.
         resolution: names the latents' sibling.
-        check: compare checksums while reading.
+        check: compare checksums while reading whole blocks.
+        ranges: file name -> the reader of its bytes; by default one for each of the dataset's roots.
     """
 
-    def __init__(self, dataset: Dataset, resolution: int, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        resolution: int,
+        *,
+        check: bool = True,
+        ranges: Callable[[str], Ranges] | None = None,
+    ) -> None:
         self.dataset, self.resolution, self.check = dataset, resolution, check
-        self._plans: dict[tuple[int, int], tuple[_Range, ...]] = {}
+        self._ranges = ranges or dataset.ranges
+        self._parts_of: dict[tuple[int, int], tuple[_Part, ...]] = {}
+        self._scratch = threading.local()
 
-    def _ranges(self, block: int, caption: int) -> tuple[_Range, ...]:
+    def direct(self, block: int) -> bool:
+        """Whether a part of the block's rows can be read into the caller's memory without a copy."""
+        name = self.dataset.index.file(block, latent_sibling(self.resolution))
+        return self._ranges(name).direct
+
+    def _parts(self, block: int, caption: int) -> tuple[_Part, ...]:
         """What to read: of the first caption all text columns; of a further one its own, and the sample's from `text`."""
         bucket = int(self.dataset.index.bucket[block])
-        if (bucket, caption) not in self._plans:
+        if (bucket, caption) not in self._parts_of:
             spec = self.dataset.spec
             shape = self.dataset.manifest.latent_shapes[spec.buckets[bucket]][self.resolution]
             text = columns_of(spec, "text")
             latents = columns_of(spec, latent_sibling(self.resolution), shape)
-            ranges = [_Range(latent_sibling(self.resolution), tuple(latents[1:]), 1)]
+            parts = [_Part(latent_sibling(self.resolution), tuple(latents[1:]), 1)]
             if caption == 0:
-                ranges.append(_Range("text", tuple(text), 0))
+                parts.append(_Part("text", tuple(text), 0))
             else:
                 sample = next(at for at, column in enumerate(text) if column.name == "flipped") + 1
                 further = columns_of(spec, text_sibling(caption))
-                ranges.append(_Range("text", tuple(text[:sample]), 0))
-                ranges.append(_Range(text_sibling(caption), tuple(further[1:]), 1))
-            self._plans[bucket, caption] = tuple(ranges)
-        return self._plans[bucket, caption]
+                parts.append(_Part("text", tuple(text[:sample]), 0))
+                parts.append(_Part(text_sibling(caption), tuple(further[1:]), 1))
+            self._parts_of[bucket, caption] = tuple(parts)
+        return self._parts_of[bucket, caption]
+
+    def files(self, block: int, caption: int = 0) -> list[tuple[str, int]]:
+        """The files that a block is read from, and the bytes that are read of each."""
+        index = self.dataset.index
+        return [
+            (index.file(block, part.sibling), sum(self._lengths(block, part)))
+            for part in self._parts(block, caption)
+        ]
 
     def size(self, block: int, caption: int = 0) -> int:
         """Bytes that :meth:`read` needs for a block."""
-        index = self.dataset.index
-        return sum(
-            int(index.sibling(part.sibling).length[block, part.first : part.first + len(part.columns)].sum())
-            for part in self._ranges(block, caption)
-        )
+        return sum(sum(self._lengths(block, part)) for part in self._parts(block, caption))
 
-    def read(self, block: int, caption: int, buffer: Bytes) -> Block:
-        """Reads a block into `buffer`, of which the result's columns are views.
+    def _lengths(self, block: int, part: _Part) -> list[int]:
+        """Bytes of each column chunk."""
+        lengths = self.dataset.index.sibling(part.sibling).length
+        return [int(length) for length in lengths[block, part.first : part.first + len(part.columns)]]
+
+    def read(self, block: int, caption: int, buffer: Bytes | None = None) -> Block:
+        """Reads a whole block.
 
         Args:
             block: position in the dataset's index.
             caption: which of the captions.
-            buffer: at least :meth:`size` bytes.
+            buffer: at least :meth:`size` bytes, of which the result's columns are views if the store can fill them;
+                fresh memory without it.
 
         Raises:
-            CorruptShard: a checksum differs or the bytes are not what the index says.
+            CorruptShard: a checksum differs, also when read again, or the bytes are not what the index says.
             StorageError: the store refuses.
         """
-        index = self.dataset.index
-        result = Block(int(index.rows[block]))
-        row_group = int(index.row_group[block])
+        result = Block(int(self.dataset.index.rows[block]))
         at = 0
-        for part in self._ranges(block, caption):
-            ranges = index.sibling(part.sibling)
-            lengths = ranges.length[block, part.first : part.first + len(part.columns)].tolist()
-            name = index.file(block, part.sibling)
-            into = buffer[at : at + sum(lengths)]
-            read_range(self.dataset, name, ranges.start(block, part.first), into, row_group)
-            at += len(into)
+        for part in self._parts(block, caption):
+            lengths = self._lengths(block, part)
+            size = sum(lengths)
+            into = None if buffer is None else buffer[at : at + size]
+            at += size
+            data = self._read_part(block, part, size, into)
+            wrong = self._wrong_column(block, part, lengths, data)
+            if wrong is not None:
+                # Damage on the way, or in a cache, is not there when it is read again.
+                self._discard(block, part)
+                data = self._read_part(block, part, size, into)
+                wrong = self._wrong_column(block, part, lengths, data)
+            if wrong is not None:
+                message = "its bytes have another checksum than the index lists"
+                raise self._corrupt(message, block, part, wrong)
             start = 0
-            for number, (column, length) in enumerate(zip(part.columns, lengths, strict=True)):
-                chunk = into[start : start + length]
+            for column, length in zip(part.columns, lengths, strict=True):
+                self._take(result, block, part, column, data[start : start + length])
                 start += length
-                told = int(ranges.crc32[block, part.first + number])
-                if self.check and zlib.crc32(chunk.data) != told:
-                    raise CorruptShard(
-                        "its bytes have another checksum than the index lists",
-                        shard=name,
-                        row_group=row_group,
-                        column=column.name,
-                    )
-                try:
-                    result.take(column, chunk)
-                except ValueError as error:
-                    raise CorruptShard(
-                        f"unreadable: {error}", shard=name, row_group=row_group, column=column.name
-                    ) from None
         return result
+
+    def _read_part(self, block: int, part: _Part, size: int, into: Bytes | None) -> Bytes:
+        start = self.dataset.index.sibling(part.sibling).start(block, part.first)
+        with self._place(block, part) as (name, ranges, file_bytes):
+            if into is not None and ranges.direct:
+                ranges.scatter(name, start, [into.data], file_bytes=file_bytes)
+                return into
+            return np.frombuffer(ranges.read(name, start, size, file_bytes=file_bytes), np.uint8)
+
+    def _wrong_column(self, block: int, part: _Part, lengths: Sequence[int], data: Bytes) -> str | None:
+        """The first column whose checksum differs."""
+        if not self.check:
+            return None
+        told = self.dataset.index.sibling(part.sibling).crc32
+        start = 0
+        for number, (column, length) in enumerate(zip(part.columns, lengths, strict=True)):
+            if zlib.crc32(data[start : start + length].data) != int(told[block, part.first + number]):
+                return column.name
+            start += length
+        return None
+
+    def scatter(
+        self,
+        block: int,
+        caption: int,
+        rows: range,
+        slots: Mapping[str, Sequence[memoryview]],
+    ) -> Block:
+        """Reads rows of a block, those of fixed width straight into the caller's memory; checksums are not compared.
+
+        Args:
+            rows: which, without gaps.
+            slots: fixed-width column -> for each row, where its bytes go.
+
+        Returns the rows' numbers and strings.
+        """
+        result = Block(int(self.dataset.index.rows[block]))
+        for part in self._parts(block, caption):
+            lengths = self._lengths(block, part)
+            index = self.dataset.index.sibling(part.sibling)
+            start = index.start(block, part.first)
+            chunks: list[tuple[Column, int, int]] = []  # the small columns: where they lie in the file
+            pieces: list[tuple[int, Sequence[memoryview], int]] = []  # offset, views, bytes
+            small = self._small(
+                sum(length for c, length in zip(part.columns, lengths, strict=True) if c.kind != "bytes")
+            )
+            used = 0
+            for column, length in zip(part.columns, lengths, strict=True):
+                if column.kind == "bytes":
+                    assert column.width is not None
+                    first = start + length - (result.rows - rows.start) * column.width
+                    pieces.append((first, slots[column.name], len(rows) * column.width))
+                elif column.name != "source":
+                    pieces.append((start, [small[used : used + length].data], length))
+                    chunks.append((column, used, length))
+                    used += length
+                start += length
+            with self._place(block, part) as (name, ranges, file_bytes):
+                for offset, views in self._joined(pieces):
+                    ranges.scatter(name, offset, views, file_bytes=file_bytes)
+            for column, at, length in chunks:
+                self._take(result, block, part, column, small[at : at + length])
+        for strings in result.strings:
+            result.strings[strings] = result.strings[strings][rows.start : rows.stop]
+        for number in result.numbers:
+            result.numbers[number] = result.numbers[number][rows.start : rows.stop]
+        result.rows = len(rows)
+        return result
+
+    def _joined(
+        self, pieces: Sequence[tuple[int, Sequence[memoryview], int]]
+    ) -> Iterator[tuple[int, list[memoryview]]]:
+        """Reads of neighbouring pieces in one go, small gaps read into nowhere."""
+        nowhere = self._nowhere()
+        begin, end, views = pieces[0][0], pieces[0][0], list[memoryview]()
+        for offset, more, size in pieces:
+            gap = offset - end
+            if gap > MAX_GAP:
+                yield begin, views
+                begin, views = offset, []
+            elif gap:
+                views.append(nowhere[:gap])
+            views.extend(more)
+            end = offset + size
+        yield begin, views
+
+    def _small(self, size: int) -> Bytes:
+        """This thread's memory for the columns that are decoded at once."""
+        kept: Bytes | None = getattr(self._scratch, "small", None)
+        if kept is None or len(kept) < size:
+            kept = self._scratch.small = np.empty(max(size, 1 << 16), np.uint8)
+        return kept
+
+    def _nowhere(self) -> memoryview:
+        kept: memoryview | None = getattr(self._scratch, "nowhere", None)
+        if kept is None:
+            kept = self._scratch.nowhere = memoryview(bytearray(MAX_GAP))
+        return kept
+
+    def _take(self, result: Block, block: int, part: _Part, column: Column, chunk: Bytes) -> None:
+        try:
+            result.take(column, chunk)
+        except ValueError as error:
+            raise self._corrupt(f"unreadable: {error}", block, part, column.name) from None
+
+    def _discard(self, block: int, part: _Part) -> None:
+        """A damaged copy on this node is not read again."""
+        name = self.dataset.index.file(block, part.sibling)
+        discard = getattr(self._ranges(name), "discard", None)
+        if discard is not None:
+            discard(name)
+
+    def _corrupt(self, message: str, block: int, part: _Part, column: str | None = None) -> CorruptShard:
+        index = self.dataset.index
+        return CorruptShard(
+            message,
+            shard=index.file(block, part.sibling),
+            row_group=int(index.row_group[block]),
+            column=column,
+        )
+
+    @contextlib.contextmanager
+    def _place(self, block: int, part: _Part) -> Iterator[tuple[str, Ranges, int]]:
+        """A part's file, its reader and its size. Errors of reading get the shard and the row group."""
+        index = self.dataset.index
+        name = index.file(block, part.sibling)
+        try:
+            yield name, self._ranges(name), int(index.sibling(part.sibling).file_bytes[block])
+        except FileNotFoundError:
+            raise self._corrupt("the file is missing", block, part) from None
+        except FileCutShort as error:
+            raise self._corrupt(f"the file is cut short: {error.message}", block, part) from None
+        except FileReplaced as error:
+            raise self._corrupt(error.message, block, part) from None
+        except StorageError as error:
+            message = f"cannot read shard {name}, row group {int(index.row_group[block])}: {error.message}"
+            raise StorageError(message, where=error.where, hint=error.hint) from error
 
 
 def read_range(dataset: Dataset, name: str, start: int, into: Bytes, row_group: int | None = None) -> None:
     """Fills `into` with a file's bytes from `start` on; CorruptShard when the file is missing or too short."""
-    uri = dataset.file_uri(name)
     try:
-        with storage_errors("read", uri):
-            got = _read_local(uri, start, into) if is_local(uri) else _read_remote(uri, start, into)
+        dataset.ranges(name).scatter(name, start, [into.data])
     except FileNotFoundError:
         raise CorruptShard("the file is missing", shard=name, row_group=row_group) from None
-    if got != len(into):
+    except FileCutShort as error:
         raise CorruptShard(
-            f"the file is cut short: {got} of {len(into)} bytes at offset {start}",
-            shard=name,
-            row_group=row_group,
-        )
-
-
-def _read_local(uri: str, start: int, into: Bytes) -> int:
-    view = into.data
-    done = 0
-    with open(local_path(uri), "rb", buffering=0) as file:
-        while done < len(view):
-            got = os.preadv(file.fileno(), [view[done:]], start + done)
-            if not got:
-                break
-            done += got
-    return done
-
-
-def _read_remote(uri: str, start: int, into: Bytes) -> int:
-    store, path = filesystem(uri)
-    data = store.cat_file(path, start=start, end=start + len(into))
-    into[: len(data)] = np.frombuffer(data, np.uint8)
-    return len(data)
+            f"the file is cut short: {error.message}", shard=name, row_group=row_group
+        ) from None
 
 
 def read_blocks(dataset: Dataset, resolution: int, blocks: Sequence[int], caption: int = 0) -> list[Block]:
-    """These blocks, each in a fresh buffer: for tools and tests, not for training."""
+    """These blocks, each in fresh memory: for tools and tests, not for training."""
     reader = BlockReader(dataset, resolution)
-    return [reader.read(block, caption, np.empty(reader.size(block, caption), np.uint8)) for block in blocks]
+    return [reader.read(block, caption) for block in blocks]

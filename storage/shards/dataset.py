@@ -9,6 +9,8 @@ from functools import cached_property
 
 from isthmus.errors import DataError, DatasetMismatch, DatasetNotFound, StorageError, UsageError
 from isthmus.storage.filesystems import filesystem, join, storage_errors
+from isthmus.storage.ranges.open import open_ranges
+from isthmus.storage.ranges.spec import Ranges
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.files import parse_text_file
 from isthmus.storage.shards.index import Index, parse_index
@@ -20,7 +22,7 @@ MAX_SIDE_FILE_BYTES = 1 << 31
 
 @dataclass
 class Dataset:
-    """A latent dataset that was opened; holds no open files."""
+    """A latent dataset that was opened; holds no open files until one is read."""
 
     roots: tuple[str, ...]
     """Where its files are; the first holds the manifest and the files beside the shards."""
@@ -44,9 +46,21 @@ class Dataset:
         """sha256 of the index: what a run records and a resume checks."""
         return self.manifest.fingerprint
 
+    def root(self, name: str) -> str:
+        """The root that one of the dataset's files lies below."""
+        return self.places.get(name, self.roots[0])
+
     def file_uri(self, name: str) -> str:
         """The URI of one of the dataset's files."""
-        return join(self.places.get(name, self.roots[0]), name)
+        return join(self.root(name), name)
+
+    @cached_property
+    def _readers(self) -> dict[str, Ranges]:
+        return {root: open_ranges(root) for root in self.roots}
+
+    def ranges(self, name: str) -> Ranges:
+        """A reader of one of the dataset's files, with the usual patience. For this process alone."""
+        return self._readers[self.root(name)]
 
     @cached_property
     def null_text(self) -> dict[str, TextColumn]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,21 +47,52 @@ class Batch:
         return len(self.keys)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a batch lies in its buffer: column by column, each on a fresh cache line."""
+
+    columns: tuple[tuple[str, int], ...]
+    """Fixed-width columns: name and bytes of a row."""
+    numbers: tuple[str, ...]
+    """Columns of small whole numbers."""
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the buffer."""
+        return sum(_padded(width * self.rows) for _, width in self.columns)
+
+
 class BatchBuffer:
     """The memory of one batch; reused, because fresh memory costs three times the copy (page faults)."""
 
-    def __init__(self, allocate: Allocate) -> None:
-        self._allocate = allocate
-        self._arrays: dict[str, Bytes] = {}
+    def __init__(self, memory: Bytes, layout: Layout) -> None:
+        self.memory = memory
+        self.bind(layout)
 
-    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The buffer `name` as an array of this shape; grows when it must."""
-        size = prod(shape) * np.dtype(dtype).itemsize
-        kept = self._arrays.get(name)
-        if kept is None or len(kept) < size:
-            kept = self._arrays[name] = self._allocate(size)
-        view: NDArray[Any] = kept[:size].view(dtype).reshape(shape)
-        return view
+    def bind(self, layout: Layout) -> None:
+        """Makes room for a batch; `memory` must hold `layout.bytes`."""
+        self.keys: list[str] = [""] * layout.rows
+        self.captions: list[str] = [""] * layout.rows
+        if getattr(self, "layout", None) == layout:
+            return
+        self.layout = layout
+        self.arrays: dict[str, Bytes] = {}
+        """Column -> [rows, bytes of a row]."""
+        self.slots: list[Sequence[memoryview]] = []
+        """For each column of the layout, the memory of every row."""
+        at = 0
+        for name, width in layout.columns:
+            array = self.memory[at : at + width * layout.rows].reshape(layout.rows, width)
+            view = array.reshape(-1).data
+            self.arrays[name] = array
+            self.slots.append([view[row * width : (row + 1) * width] for row in range(layout.rows)])
+            at += _padded(width * layout.rows)
+        self.numbers = np.zeros((layout.rows, len(layout.numbers)), np.int32)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64
 
 
 def allocate_touched(size: int) -> Bytes:

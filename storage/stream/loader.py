@@ -9,22 +9,29 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from isthmus.errors import UsageError
-from isthmus.storage.shards.blocks import Block, BlockReader, Bytes
+from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.shards.blocks import BlockReader
 from isthmus.storage.shards.dataset import Dataset
-from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS
 from isthmus.storage.shards.spec import Float16, TextColumn
-from isthmus.storage.stream.batch import Allocate, Batch, BatchBuffer, allocate_touched
+from isthmus.storage.stream.access import Access
+from isthmus.storage.stream.batch import Allocate, Batch, allocate_touched
+from isthmus.storage.stream.depth import Depth
 from isthmus.storage.stream.memory import Need
-from isthmus.storage.stream.order import Order, StepRows, check_world_size
+from isthmus.storage.stream.order import Order, StepPlace, StepRows, check_world_size
 from isthmus.storage.stream.plan import Plan, Segment
-from isthmus.storage.stream.prefetch import Job, Prefetcher, Source
-from isthmus.storage.stream.stage import BlockKey, Part, StageReader, common_encoders
+from isthmus.storage.stream.prefetch import Prefetcher
+from isthmus.storage.stream.stage import BlockKey, StageReader, common_encoders
+from isthmus.storage.stream.windows import Planner
+from isthmus.storage.stream.work import Job, Kept, Read
+
+LEAST_DEPTH = 2
+"""Reads in flight to start with: one for each core that a rank surely has besides the trainer's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,10 @@ class Loader:
         rank: of `world_size` ranks.
         memory_limit: bytes for blocks and batches on this rank.
         start_step: the first global step to deliver.
-        threads: that read ahead.
-        check: compare checksums while reading.
+        access: how each dataset's files are reached; by default straight from where they are. Those that are given
+            are the caller's to close.
+        depth: reads in flight; by default it adapts to the store and the pace of the caller.
+        check: compare checksums while reading; blocks are then read whole, and copied.
         wait_limit: seconds that `next` waits for a batch before it raises StorageError.
         allocate: makes the batches' buffers; pinned memory comes in here.
 
@@ -84,15 +93,16 @@ class Loader:
         world_size: int = 1,
         memory_limit: int = 4_000_000_000,
         start_step: int = 0,
-        threads: int = 2,
+        access: Sequence[Access] | None = None,
+        depth: int | None = None,
         check: bool = True,
         wait_limit: float = 600.0,
         allocate: Allocate = allocate_touched,
     ) -> None:
         if not datasets or len(datasets) != len(repeats):
             raise UsageError(f"{len(datasets)} datasets and {len(repeats)} repeats")
-        if threads < 1 or start_step < 0 or not 0 <= rank < world_size:
-            raise UsageError(f"threads {threads}, start_step {start_step}, rank {rank} of {world_size}")
+        if (depth is not None and depth < 1) or start_step < 0 or not 0 <= rank < world_size:
+            raise UsageError(f"depth {depth}, start_step {start_step}, rank {rank} of {world_size}")
         self.datasets = tuple(datasets)
         self._encoders = common_encoders(datasets)
         self._repeats = [Fraction(repeat) for repeat in repeats]
@@ -104,26 +114,43 @@ class Loader:
         names = {bucket for dataset in datasets for bucket in dataset.manifest.rows}
         names |= {bucket for dataset in datasets for bucket in dataset.spec.buckets}
         self._buckets = tuple(sorted(names))
+        self._counters = access[0].counters if access else Counters()
+        self._access = list(access or (Access(dataset, counters=self._counters) for dataset in datasets))
+        self._owned = not access
         self._stages: dict[int, StageReader] = {}
-        self._readers: dict[tuple[int, int], BlockReader] = {}
         self._orders: dict[Segment, Order] = {}
-        self._lock = (
-            threading.Lock()
-        )  # of plan and orders, whose caches a planning thread and `describe` share
+        self._largest_block = 1
+        self._lock = threading.RLock()
+        """Of plan, orders and lines, whose caches the planning thread and `describe` share."""
+        self._depth, self._wait_limit, self._allocate = depth, wait_limit, allocate
+        self._before: dict[str, float] = {}
         self._plan = self._accept(plan)
-        self._prefetcher = Prefetcher(
-            Source(
-                plan=self._job,
-                size=lambda key: self._reader(key).size(key.block, key.caption),
-                read=lambda key, buffer: self._reader(key).read(key.block, key.caption, buffer),
-                look_ahead=self._look_ahead,
-                name=self._block_name,
+        self._prefetcher = self._start(start_step)
+
+    def _start(self, step: int) -> Prefetcher:
+        lanes = self.lanes // self.world_size
+        stores = [
+            access.ranges(dataset.index.file(0, "text"))
+            for access, dataset in zip(self._access, self.datasets, strict=True)
+        ]
+        least = LEAST_DEPTH if all(store.direct for store in stores) else 2 * LEAST_DEPTH
+        most = max(store.max_depth for store in stores)
+        return Prefetcher(
+            Planner(
+                self._place,
+                range(self.rank * lanes, (self.rank + 1) * lanes),
+                self._may_cut,
+                step,
+                self._lock,
             ),
-            start_step=start_step,
-            capacity=self._capacity(),
-            threads=threads,
-            wait_limit=wait_limit,
-            allocate=allocate,
+            name=self._block_name,
+            ahead=self._look_ahead,
+            expect=self._expect,
+            capacity=self._capacity,
+            depth=Depth(least, most, self._depth),
+            wait_limit=self._wait_limit,
+            allocate=self._allocate,
+            start_step=step,
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -136,7 +163,7 @@ class Loader:
             CorruptShard: a block that the step needs is damaged; names shard, row group and column.
             StorageError: the store refused, or the batch did not come in time.
         """
-        return self._prefetcher.next()
+        return self._batch(self._prefetcher.next())
 
     def __enter__(self) -> Loader:
         return self
@@ -147,11 +174,17 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stops and joins the threads."""
+        """Stops and joins the threads; reads in flight are given up."""
+        self._prefetcher.stop()
+        if self._owned:
+            for access in self._access:
+                access.close()
         self._prefetcher.close()
 
     def extend(self, plan: Plan) -> None:
-        """Follows a plan with segments appended; steps that were made ready under the old plan are made again.
+        """Follows a plan with segments appended; what was read ahead under the old plan is read again.
+
+        The batches that were delivered stay valid as they would have.
 
         Raises:
             UsageError: it changes a step that was delivered already (a rewind needs a new loader).
@@ -171,11 +204,13 @@ class Loader:
                 f"the plan changes step {changed}, but step {delivered - 1} was delivered already"
             )
         self._accept(plan)
+        self._prefetcher.close()
+        for name in ("wait_s", "steps", "split_blocks"):
+            self._before[name] = self._before.get(name, 0) + self._prefetcher.stats()[name]
         with self._lock:
             self._plan = plan
             self._orders.clear()
-        self._prefetcher.capacity = self._capacity()
-        self._prefetcher.drop_from(changed)
+        self._prefetcher = self._start(delivered)
 
     def memory_bytes(self, world_size: int | None = None) -> int:
         """Bytes that the order needs on a rank of `world_size` (default: this loader's): the largest of the stages."""
@@ -183,8 +218,20 @@ class Loader:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the blocks that are in memory now."""
+        """Bytes of batches and blocks that are in memory now."""
         return self._prefetcher.resident_bytes
+
+    def stats(self) -> dict[str, Any]:
+        """Figures since the start: what the counters of the stores say, and
+
+        depth (reads in flight that are allowed now), in_flight, ready_steps, resident_bytes, wait_s (seconds spent in
+        `next`), steps, split_blocks (blocks of which this rank read a part, counted at each part but the first), and
+        read_bytes_wasted (bytes read of rows that this rank's lanes do not own).
+        """
+        found: dict[str, Any] = dict(self._counters.snapshot())
+        for name, value in self._prefetcher.stats().items():
+            found[name] = value + self._before.get(name, 0)
+        return found
 
     def describe(self, step: int) -> list[RowPlace]:
         """Where every sample of a step's global batch comes from, in the order of positions."""
@@ -229,122 +276,103 @@ class Loader:
 
     def _stage(self, number: int) -> StageReader:
         if number not in self._stages:
+            resolution = self._resolutions[number]
             stage = StageReader(
                 number,
-                self._resolutions[number],
+                resolution,
                 self.datasets,
                 self._repeats,
                 self._buckets,
+                readers=[
+                    BlockReader(dataset, resolution, check=self._check, ranges=access.ranges)
+                    for dataset, access in zip(self.datasets, self._access, strict=True)
+                ],
                 **self._order_settings,
             )
-            for source, dataset in enumerate(self.datasets):
-                key = source, stage.resolution
-                self._readers.setdefault(key, BlockReader(dataset, stage.resolution, check=self._check))
             self._stages[number] = stage
         return self._stages[number]
 
+    def _order(self, step: int) -> tuple[StageReader, Order]:
+        segment = self._plan.segment_at(step)
+        stage = self._stage(segment.stage)
+        if segment not in self._orders:
+            self._orders[segment] = Order(stage.lines, self._plan.stage_segments(segment))
+        return stage, self._orders[segment]
+
     def _rows(self, step: int, rank: int, world_size: int) -> tuple[StageReader, StepRows]:
         with self._lock:
-            segment = self._plan.segment_at(step)
-            stage = self._stage(segment.stage)
-            if segment not in self._orders:
-                self._orders[segment] = Order(stage.lines, self._plan.stage_segments(segment))
-            return stage, self._orders[segment].step(step, rank, world_size)
+            stage, order = self._order(step)
+            return stage, order.step(step, rank, world_size)
 
-    def _reader(self, key: BlockKey) -> BlockReader:
-        return self._readers[key.source, key.resolution]
+    def _place(self, step: int) -> tuple[StageReader, StepPlace]:
+        stage, order = self._order(step)
+        return stage, order.place(step)
 
-    def _capacity(self) -> int:
-        """Room for the window in use and the next one, so that reading is spread evenly; less if memory is short."""
-        needs = self._needs(self._plan, self.world_size)
-        blocks, batches = (
-            max(need.bytes - need.batches for need in needs),
-            max(need.batches for need in needs),
+    def _may_cut(self, stage: StageReader, source: int) -> bool:
+        return not self._check and stage.readers[source].direct(stage.block(source, 0))
+
+    def _capacity(self, step: int) -> int:
+        """Room for the window in use and the next one, so that reading is spread evenly, and for reads in flight."""
+        segment = self._plan.segment_at(step)
+        need = self._stage(segment.stage).need(self.world_size, segment.global_batch_size)
+        flying = self._prefetcher.depth.value * max(
+            share.beyond * share.row for share in need.shares.values()
         )
-        return min(self._memory_limit - batches, 2 * blocks)
+        return min(self._memory_limit, 2 * need.bytes + flying)
 
     def _look_ahead(self, step: int) -> int:
-        """Steps of one shuffle window: what a new window needs is read while the one before it is used."""
+        """Steps of two shuffle windows and some: a bucket's share of the steps is not even."""
         segment = self._plan.segment_at(step)
         rows = min(self._order_settings["shuffle_window"], self._stage(segment.stage).rows)
-        return 2 + min(rows // segment.global_batch_size, 256)
+        return 32 + 2 * (rows // segment.global_batch_size)
+
+    def _expect(self, work: Sequence[Read | Kept]) -> None:
+        """Tells each source's access what will be read of its files."""
+        for source, access in enumerate(self._access):
+            reads = [
+                read
+                for item in work
+                if item.key.source == source
+                for read in item.reader.files(item.key.block, item.key.caption)
+            ]
+            if reads:
+                access.expect(reads)
 
     def _block_name(self, key: BlockKey) -> str:
         index = self.datasets[key.source].index
         file = index.file(key.block, f"{key.resolution}px")
         return f"{file}, row group {index.row_group[key.block]}"
 
-    def _job(self, step: int) -> Job:
-        stage, rows = self._rows(step, self.rank, self.world_size)
-        parts = stage.parts(rows)
-        return Job(step, parts, partial(self._build, step, stage, rows, parts))
+    def _batch(self, job: Job) -> Batch:
+        buffer, rows, stage = job.buffer, job.layout.rows, job.stage
+        assert buffer is not None
+        bucket = stage.buckets[job.bucket]
+        first = self.rank * rows
+        column = {name: buffer.numbers[:, at] for at, name in enumerate(job.layout.numbers)}
 
-    def _build(
-        self,
-        step: int,
-        stage: StageReader,
-        rows: StepRows,
-        parts: Sequence[Part],
-        blocks: Sequence[Block],
-        buffer: BatchBuffer,
-    ) -> Batch:
-        count = len(rows.positions)
-        bucket = stage.buckets[rows.bucket]
+        def array(name: str, *shape: int) -> Float16:
+            return buffer.arrays[name].view(np.float16).reshape(rows, *shape)
 
-        def array(column: str, shape: tuple[int, ...]) -> Float16:
-            return _gather(buffer, column, (count, *shape), parts, blocks)
-
-        def numbers(columns: Sequence[str]) -> np.ndarray:
-            out = buffer.array(columns[0], (count, len(columns)), np.int32)
-            for part, block in zip(parts, blocks, strict=True):
-                for at, column in enumerate(columns):
-                    out[part.slots, at] = block.numbers[column][part.rows]
-            return out
-
-        keys, captions = [""] * count, [""] * count
-        flipped = buffer.array("flipped", (count,), np.bool_)
-        for part, block in zip(parts, blocks, strict=True):
-            flipped[part.slots] = block.numbers["flipped"][part.rows]
-            for slot, row in zip(part.slots, part.rows, strict=True):
-                keys[slot] = block.strings["key"][row]
-                captions[slot] = block.strings["caption"][row]
-        text = {
-            encoder.name: TextColumn(
-                tokens=array(f"{encoder.name}_tokens", (encoder.max_tokens, encoder.width)),
-                length=numbers([f"{encoder.name}_length"])[:, 0],
-                pooled=(
-                    None
-                    if encoder.pooled_width is None
-                    else array(f"{encoder.name}_pooled", (encoder.pooled_width,))
-                ),
-            )
-            for encoder in self._encoders
-        }
         return Batch(
-            step=step,
+            step=job.step,
             stage=stage.number,
             bucket=bucket,
-            keys=keys,
-            positions=rows.positions,
-            latent_mean=array("latent_mean", stage.latent_shapes[bucket]),
-            latent_logvar=array("latent_logvar", stage.latent_shapes[bucket]),
-            text=text,
-            captions=captions,
-            original_size=numbers(SIZE_COLUMNS),
-            crop=numbers(CROP_COLUMNS),
-            flipped=flipped,
+            keys=buffer.keys,
+            positions=np.arange(first, first + rows, dtype=np.int64),
+            latent_mean=array("latent_mean", *stage.latent_shapes[bucket]),
+            latent_logvar=array("latent_logvar", *stage.latent_shapes[bucket]),
+            text={
+                encoder.name: TextColumn(
+                    tokens=array(f"{encoder.name}_tokens", encoder.max_tokens, encoder.width),
+                    length=column[f"{encoder.name}_length"].copy(),
+                    pooled=None
+                    if encoder.pooled_width is None
+                    else array(f"{encoder.name}_pooled", encoder.pooled_width),
+                )
+                for encoder in self._encoders
+            },
+            captions=buffer.captions,
+            original_size=buffer.numbers[:, :2].copy(),
+            crop=buffer.numbers[:, 2:6].copy(),
+            flipped=column["flipped"] != 0,
         )
-
-
-def _gather(
-    buffer: BatchBuffer, column: str, shape: tuple[int, ...], parts: Sequence[Part], blocks: Sequence[Block]
-) -> Float16:
-    """An fp16 column of the batch, its rows copied out of the blocks."""
-    width = 2 * int(np.prod(shape[1:]))
-    # As bytes: values lie unaligned behind the page header, and numpy copies unaligned fp16 one by one.
-    out: Bytes = buffer.array(column, (shape[0], width), np.uint8)
-    for part, block in zip(parts, blocks, strict=True):
-        values = block.fixed[column]
-        for slot, row in zip(part.slots, part.rows, strict=True):
-            out[slot] = values[row]
-    return out.view(np.float16).reshape(shape)

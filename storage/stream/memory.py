@@ -10,7 +10,7 @@ from isthmus.errors import UsageError
 from isthmus.storage.stream.lines import Lines
 
 BATCHES = 4
-"""Batch buffers of a loader: two that the trainer may look at, two that are made ready."""
+"""Batches that count beside the windows: two that the trainer may look at, two for blocks in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,16 @@ class Share:
     """L / W."""
     window: int
     """Rows of a lane that are shuffled together."""
-    block: int
-    """Rows of its largest block: a window that ends inside a block needs the block's other rows too."""
+    beyond: int
+    """Rows of its largest block, as a window that ends inside a block may need its other rows too, and of two steps, as
+    whole batches are allocated where a window begins and ends."""
     row: int
     """Bytes of a row."""
 
     @property
     def bytes(self) -> int:
-        """lanes x (window + block) x row."""
-        return self.lanes * (self.window + self.block) * self.row
+        """lanes x (window + beyond) x row."""
+        return self.lanes * (self.window + self.beyond) * self.row
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def need_of(
     shares = {}
     for bucket in lines.buckets:
         rows = min(windows[bucket], ceil(lines.most_rows(bucket) / lines.lanes))
-        shares[bucket] = Share(lines.lanes // world_size, rows, block_rows[bucket], row_bytes[bucket])
+        beyond = block_rows[bucket] + 2 * (global_batch_size // lines.lanes)
+        shares[bucket] = Share(lines.lanes // world_size, rows, beyond, row_bytes[bucket])
     batches = BATCHES * (global_batch_size // world_size) * max(row_bytes.values())
     return Need(stage, shares, batches)
 
@@ -77,7 +79,7 @@ def need_of(
 def refuse(need: Need, limit: int, *, world_size: int, lanes: int, smaller_window: int | None) -> UsageError:
     """The error for a need above the limit: the arithmetic, and the nearest change that fits."""
     terms = " + ".join(
-        f"{share.lanes} lanes x ({share.window} rows of the window + {share.block} of a block) x {_size(share.row)}"
+        f"{share.lanes} lanes x ({share.window} rows of the window + {share.beyond} of a block and two steps) x {_size(share.row)}"
         for share in need.shares.values()
     )
     changes = [f"raise data.memory_limit to {_size(need.bytes, up=True)}"]

@@ -1,8 +1,8 @@
-"""Threads that work ahead: they plan steps, read the blocks that the steps need, and build batches.
+"""Threads that work ahead: they plan steps, open windows, and read what these need into the steps' batches.
 
 All in the rank's own process: no worker processes, no fork, no shared memory. One lock guards the state; planning,
-reading and building happen outside it. Blocks are read in the order in which steps need them; a block stays while
-a planned step needs it, and after that as long as there is room (the least recently used goes first).
+reading and copying happen outside it. Windows are opened in the order of the steps that need them, as far as memory
+allows; what the step that is due needs is opened in any case, and the order's need was checked against the limit.
 """
 
 from __future__ import annotations
@@ -10,64 +10,21 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from isthmus.errors import IsthmusError, StorageError
+from isthmus.storage.stream.batch import Allocate
+from isthmus.storage.stream.depth import Depth
+from isthmus.storage.stream.pool import Pool
+from isthmus.storage.stream.reading import copy, scatter
+from isthmus.storage.stream.stage import BlockKey
+from isthmus.storage.stream.windows import Opening, Planner
+from isthmus.storage.stream.work import Job, Kept, Read, Target
 
-from isthmus.errors import StorageError
-from isthmus.storage.shards.blocks import Block, Bytes
-from isthmus.storage.stream.batch import Allocate, Batch, BatchBuffer
-from isthmus.storage.stream.memory import BATCHES
-from isthmus.storage.stream.stage import BlockKey, Part
-
-
-@dataclass(eq=False)
-class Job:
-    """One step: what it needs, and its batch once it is built."""
-
-    step: int
-    parts: Sequence[Part]
-    build: Callable[[Sequence[Block], BatchBuffer], Batch]
-    started: bool = False
-    dropped: bool = False
-    batch: Batch | None = None
-    buffer: BatchBuffer | None = None
-    error: BaseException | None = None
-
-
-@dataclass(eq=False)
-class _Resident:
-    """A block in memory, on its way there, or failed."""
-
-    size: int
-    """Bytes of its data; the buffer may be larger."""
-    users: int = 0
-    """Planned steps that need it."""
-    buffer: Bytes | None = None
-    block: Block | None = None
-    error: BaseException | None = None
-    reading: bool = False
-
-    @property
-    def settled(self) -> bool:
-        return self.block is not None or self.error is not None
-
-
-@dataclass(eq=False)
-class Source:
-    """Where the work comes from: the functions that the threads call, outside the lock."""
-
-    plan: Callable[[int], Job]
-    """Global step -> its job."""
-    size: Callable[[BlockKey], int]
-    """Bytes of a block."""
-    read: Callable[[BlockKey, Bytes], Block]
-    look_ahead: Callable[[int], int]
-    """Global step -> how many steps to plan beyond it."""
-    name: Callable[[BlockKey], str]
-    """For messages: the block's file and row group."""
+LENT = 2
+"""Batches that the consumer may look at."""
 
 
 @dataclass(eq=False)
@@ -76,62 +33,64 @@ class _State:
 
     wanted: int
     """The next step to deliver."""
-    frontier: int
-    """The next step to plan."""
+    opening: int
+    """The next step whose windows are to be opened."""
     planning: bool = False
+    full: bool = False
+    """The next window has to wait for memory."""
     stopped: bool = False
-    generation: int = 0
-    """Raised when planned steps are dropped, so that one that is being planned is dropped too."""
     failure: BaseException | None = None
-    """Planning the frontier failed."""
+    """Planning or opening the step `opening` failed."""
     broken: BaseException | None = None
     """A thread died of something that was not caught where it belongs."""
-    jobs: OrderedDict[int, Job] = field(default_factory=OrderedDict)
-    blocks: OrderedDict[BlockKey, _Resident] = field(default_factory=OrderedDict)
-    """Least recently used first."""
-    unread: deque[BlockKey] = field(default_factory=deque)
-    """In the order in which steps need them; may hold keys that are not needed any more."""
-    resident: int = 0
-    """Bytes of all blocks that are in memory or on their way."""
-    spare: list[Bytes] = field(default_factory=list)
-    buffers: list[BatchBuffer] = field(default_factory=list)
-    buffers_made: int = 0
-    lent: list[BatchBuffer] = field(default_factory=list)
-    """Buffers of the batches that the consumer may still look at, oldest first."""
+    jobs: dict[int, Job] = field(default_factory=dict)
+    queue: deque[Read | Kept] = field(default_factory=deque)
+    """To be read, in the order of need."""
+    active: dict[Read | Kept, float] = field(default_factory=dict)
+    """Being read, since when."""
+    lent: deque[Job] = field(default_factory=deque)
+    """The batches that the consumer may still look at."""
+    waited: float = 0.0
+    """Seconds spent in :meth:`Prefetcher.next`."""
+    delivered: int = 0
 
 
 class Prefetcher:
-    """Delivers the batches of consecutive steps.
+    """Delivers the steps from `start_step` on.
 
     Args:
-        source: plans, reads and builds.
-        start_step: the first step to deliver.
-        capacity: bytes of blocks to hold; exceeded only when a single step needs more.
-        threads: how many work ahead.
+        planner: of this rank's steps; used by one thread at a time.
+        name: block -> its file and row group, for messages.
+        ahead: global step -> how many steps to plan beyond it at most.
+        expect: is told of the blocks that will be read, in order.
+        capacity: bytes of batches and blocks to hold; exceeded only when the step that is due needs more.
         wait_limit: seconds that :meth:`next` waits before it gives up and says for what.
     """
 
     def __init__(
         self,
-        source: Source,
+        planner: Planner,
         *,
-        start_step: int,
-        capacity: int,
-        threads: int,
+        name: Callable[[BlockKey], str],
+        ahead: Callable[[int], int],
+        expect: Callable[[Sequence[Read | Kept]], None],
+        capacity: Callable[[int], int],
+        depth: Depth,
         wait_limit: float,
         allocate: Allocate,
+        start_step: int,
     ) -> None:
-        self._source = source
-        self.capacity = capacity
-        self._wait_limit, self._allocate = wait_limit, allocate
-        self._state = _State(wanted=start_step, frontier=start_step)
-        self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"isthmus-loader-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._planner, self._name = planner, name
+        self._ahead, self._expect, self._capacity = ahead, expect, capacity
+        self._wait_limit, self.depth = wait_limit, depth
+        self._pool = Pool(allocate)
+        self._state = _State(wanted=start_step, opening=start_step)
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+        with self._lock:
+            self._start_threads()
 
     @property
     def wanted(self) -> int:
@@ -140,90 +99,106 @@ class Prefetcher:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the blocks in memory."""
-        return self._state.resident
+        """Bytes of batches and blocks in memory, those that are kept for reuse included."""
+        return self._pool.bytes
 
-    def next(self) -> Batch:
-        """The next step's batch.
+    def stats(self) -> dict[str, float]:
+        """Figures so far."""
+        state = self._state
+        with self._lock:
+            ready = 0
+            while (job := state.jobs.get(state.wanted + ready)) is not None and not job.left:
+                ready += 1
+            return {
+                "depth": self.depth.value,
+                "in_flight": len(state.active),
+                "ready_steps": ready,
+                "resident_bytes": self._pool.bytes,
+                "wait_s": state.waited,
+                "steps": state.delivered,
+                "split_blocks": self._planner.split_blocks,
+            }
+
+    def next(self) -> Job:
+        """The next step, complete; its buffer is the consumer's until the next-but-one is asked for.
 
         Raises:
             StorageError: it did not come within the limit; names what it waits for.
-            Exception: whatever reading or building the step raised; again on the next call.
+            Exception: whatever reading or planning the step raised; again on the next call.
         """
-        state = self._state
-        with self._changed:
-            if len(state.lent) > 1:
-                state.buffers.append(state.lent.pop(0))
-                self._changed.notify_all()
-            deadline = time.monotonic() + self._wait_limit
-            while not state.stopped and not self._ready():
-                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                    raise StorageError(
-                        f"step {state.wanted} did not come within {self._wait_limit:g} s; "
-                        f"waiting for {self._waiting_for()}"
-                    )
+        state, began = self._state, time.monotonic()
+        with self._lock:
+            if len(state.lent) >= LENT:
+                self._recycle(state.lent.popleft())
+            if not self._settled():
+                while not state.stopped and not self._settled():
+                    left = began + self._wait_limit - time.monotonic()
+                    if left <= 0:
+                        raise StorageError(
+                            f"step {state.wanted} did not come within {self._wait_limit:g} s; "
+                            f"waiting for {self._waiting_for()}"
+                        )
+                    self._ready.wait(left)
+                self.depth.waited()
+                self._start_threads()
+            else:
+                self.depth.served()
+            state.waited += time.monotonic() - began
             if state.stopped:
                 raise StorageError("the loader is closed")
             job = state.jobs.get(state.wanted)
-            error = state.broken or (state.failure if job is None else job.error)
+            error = state.broken or (job.error if job is not None else None)
+            if error is None and state.wanted >= state.opening:
+                error = state.failure
             if error is not None:
                 raise error
             assert job is not None
-            assert job.batch is not None
-            assert job.buffer is not None
             del state.jobs[state.wanted]
-            state.lent.append(job.buffer)
+            state.lent.append(job)
             state.wanted += 1
-            self._changed.notify_all()
-            return job.batch
+            state.delivered += 1
+            state.full = False  # what is due now is opened in any case
+            self._work.notify()
+            return job
 
-    def _ready(self) -> bool:
-        job = self._state.jobs.get(self._state.wanted)
-        if self._state.broken is not None:
+    def _settled(self) -> bool:
+        state = self._state
+        job = state.jobs.get(state.wanted)
+        if state.broken is not None or (state.failure is not None and state.wanted >= state.opening):
             return True
-        if job is None:
-            return self._state.failure is not None
-        return job.batch is not None or job.error is not None
+        return job is not None and (not job.left or job.error is not None)
 
     def _waiting_for(self) -> str:
         job = self._state.jobs.get(self._state.wanted)
         if job is None:
             return "the step to be planned"
-        for part in job.parts:
-            resident = self._state.blocks.get(part.key)
-            if resident is None or not resident.settled:
-                return self._source.name(part.key)
-        return "the batch to be built"
+        now = time.monotonic()
+        for item, since in self._state.active.items():
+            if job in item.jobs():
+                return f"{self._name(item.key)}, which has been read for {now - since:.1f} s"
+        for item in self._state.queue:
+            if job in item.jobs():
+                return f"{self._name(item.key)}, which is not being read yet"
+        return "its rows to be copied"
 
-    def drop_from(self, step: int) -> None:
-        """Forgets the steps from `step` on that were planned and not delivered; they are planned again."""
-        state = self._state
-        with self._changed:
-            for number in [number for number in state.jobs if number >= step]:
-                job = state.jobs.pop(number)
-                job.dropped = True
-                if not job.started or job.error is not None:
-                    self._release(job)
-                elif job.buffer is not None and job.batch is not None:
-                    state.buffers.append(job.buffer)
-            state.frontier = max(step, state.wanted) if state.frontier > step else state.frontier
-            state.generation += 1
-            state.failure = None
-            self._changed.notify_all()
+    def stop(self) -> None:
+        """Tells the threads to stop."""
+        with self._lock:
+            self._state.stopped = True
+            self._ready.notify_all()
+            self._work.notify_all()
 
     def close(self, timeout: float = 30.0) -> None:
         """Stops the threads and waits for them; a thread that hangs in a read is left behind with a warning."""
-        with self._changed:
-            self._state.stopped = True
-            self._changed.notify_all()
+        self.stop()
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         left = [thread.name for thread in self._threads if thread.is_alive()]
         if left:
-            reading = [self._source.name(key) for key, block in self._state.blocks.items() if block.reading]
+            reading = ", ".join(self._name(item.key) for item in list(self._state.active))
             warnings.warn(
-                f"{', '.join(left)} did not stop within {timeout:g} s, still reading {', '.join(reading)}",
+                f"{', '.join(left)} did not stop within {timeout:g} s, still reading {reading}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -231,159 +206,225 @@ class Prefetcher:
 
     # --- the threads ---
 
-    def _work(self) -> None:
+    def _start_threads(self) -> None:
+        """One thread for each read in flight, and one that plans meanwhile. Under the lock."""
+        while len(self._threads) < self.depth.value + 1 and not self._state.stopped:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._run, name=f"isthmus-loader-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self) -> None:
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     task = self._pick()
                     while task is None and not self._state.stopped:
-                        self._changed.wait()
+                        self._work.wait()
                         task = self._pick()
                     if self._state.stopped or task is None:
                         return
                 task()
         except BaseException as error:  # noqa: BLE001 - the consumer's next() raises it
-            with self._changed:
-                self._state.broken = error
-                self._changed.notify_all()
+            with self._lock:
+                self._state.broken = self._state.broken or error
+                self._ready.notify_all()
 
     def _pick(self) -> Callable[[], None] | None:
-        """The most urgent thing to do, marked as begun: build what is complete, read what is needed, plan ahead."""
+        """The most urgent thing to do, marked as begun. Under the lock."""
         state = self._state
         if state.stopped:
             return None
-        first = next((job for job in state.jobs.values() if not job.started), None)
-        if first is not None and self._complete(first):
-            buffer = self._take_buffer()
-            if buffer is not None:
-                first.started, first.buffer = True, buffer
-                return lambda: self._build(first, buffer)
-        while state.unread:
-            key = state.unread[0]
-            resident = state.blocks.get(key)
-            if resident is None or resident.settled or resident.reading:
-                state.unread.popleft()
-                continue
-            # The step that is due gets its blocks even above the limit; one further on waits for room.
-            if not self._make_room(resident.size) and not (
-                first and any(part.key == key for part in first.parts)
-            ):
-                break
-            state.unread.popleft()
-            resident.reading = True
-            buffer_ = self._take_bytes(resident.size)
-            resident.buffer = buffer_
-            state.resident += len(buffer_)
-            return lambda: self._read(key, resident, buffer_)
-        ahead = self._source.look_ahead(state.wanted)
-        if not state.planning and state.failure is None and state.frontier <= state.wanted + ahead:
+        can_read = bool(state.queue) and len(state.active) < self.depth.value
+        can_plan = not state.planning and not state.full
+        if can_plan and (not can_read or len(state.queue) < self.depth.value):
             state.planning = True
-            step, generation = state.frontier, state.generation
-            return lambda: self._plan(step, generation)
-        return None
+            return self._plan
+        while state.queue and isinstance(state.queue[0], Kept) and not state.queue[0].left:
+            state.queue.popleft()  # nobody needs it any more
+        if not can_read or not state.queue:
+            return None
+        item = state.queue.popleft()
+        if isinstance(item, Kept) and not self._room_for(item):
+            due = next((other for other in (item, *state.queue) if self._due(other)), None)
+            if due is not item:
+                state.queue.appendleft(item)
+                if due is None:
+                    return None
+                state.queue.remove(due)
+                item = due
+        state.active[item] = time.monotonic()
+        if isinstance(item, Kept):
+            if item.reader.direct(item.key.block):
+                item.buffer = self._pool.take_block(item.size)
+            else:
+                self._pool.count_block(item.size)
+        chosen = item
+        return lambda: self._read(chosen)
 
-    def _complete(self, job: Job) -> bool:
-        return all(self._state.blocks[part.key].settled for part in job.parts)
+    def _due(self, item: Read | Kept) -> bool:
+        job = self._state.jobs.get(self._state.wanted)
+        return job is not None and job in item.jobs()
 
-    def _plan(self, step: int, generation: int) -> None:
-        job, failure = None, None
+    def _room_for(self, item: Kept) -> bool:
+        capacity = self._capacity(self._state.wanted)
+        return self._pool.used + item.size <= capacity or not self._state.active
+
+    def _plan(self) -> None:
+        """Opens the windows of the next step, if memory allows."""
+        state, planner = self._state, self._planner
+        done = False
         try:
-            job = self._source.plan(step)
-            sizes = [self._source.size(part.key) for part in job.parts]
+            while not done and not state.stopped:
+                job = self._next_to_open()
+                if job is None:
+                    continue
+                if planner.is_open(job):
+                    with self._lock:
+                        state.opening += 1
+                        self._ready.notify_all()
+                    done = state.opening > state.wanted + self._ahead(state.wanted)
+                    continue
+                end = planner.window_end(job) + 1
+                while planner.planned_to(job) < end and planner.frontier <= job.step + self._ahead(job.step):
+                    self._plan_one()
+                cost = planner.cost(job)
+                capacity = self._capacity(state.wanted)
+                with self._lock:
+                    self._pool.limit = capacity
+                    fits = self._pool.used + cost <= capacity
+                    # What is in flight ends soon, and most of it gives its memory back.
+                    if not fits and (job.step > state.wanted or state.active):
+                        state.full = True
+                        break
+                self._apply(planner.open(job))
+                done = True
         except BaseException as error:  # noqa: BLE001 - the consumer's next() raises it
-            failure = error
-        state = self._state
-        with self._changed:
+            with self._lock:
+                state.failure = error  # and `planning` stays: nobody plans any more
+                self._ready.notify_all()
+            return
+        with self._lock:
             state.planning = False
-            if generation == state.generation:
-                state.failure = failure
-                if failure is None:
-                    assert job is not None
-                    for part, size in zip(job.parts, sizes, strict=True):
-                        if part.key not in state.blocks:
-                            state.blocks[part.key] = _Resident(size)
-                            state.unread.append(part.key)
-                        state.blocks[part.key].users += 1
-                        state.blocks.move_to_end(part.key)
-                    state.jobs[step] = job
-                    state.frontier = step + 1
-            self._changed.notify_all()
+            state.full = state.full or (done and state.opening > state.wanted + self._ahead(state.wanted))
+            self._work.notify_all()
 
-    def _read(self, key: BlockKey, resident: _Resident, buffer: Bytes) -> None:
-        block, failure = None, None
+    def _next_to_open(self) -> Job | None:
+        """The first step whose windows may not be open; None when it was delivered meanwhile."""
+        state = self._state
+        with self._lock:
+            state.opening = step = max(state.opening, state.wanted)
+        while self._planner.frontier <= step:
+            self._plan_one()
+        return state.jobs.get(step)
+
+    def _plan_one(self) -> None:
+        job, opening = self._planner.plan(self._state.wanted)
+        with self._lock:
+            self._state.jobs[job.step] = job
+        self._apply(opening)
+
+    def _apply(self, opening: Opening) -> None:
+        """Gives buffers to the steps that get rows, queues the reads, and copies what is in memory already."""
+        for job in opening.jobs():
+            if job.buffer is None:
+                job.buffer = self._pool.take_batch(job.layout)
+        if opening.work:
+            self._expect(opening.work)
+        ready: list[tuple[Kept, int, Target]] = []
+        with self._lock:
+            for kept, row, target in opening.copies:
+                if kept.error is not None:
+                    self._fail(target[0], kept.error)
+                elif kept.block is not None:
+                    ready.append((kept, row, target))
+                else:
+                    kept.copies.append((row, target))
+            for kept in opening.dropped:
+                self._give_up(kept, 1)
+            self._state.queue.extend(opening.work)
+            self._work.notify_all()
+        for kept, row, target in ready:
+            assert kept.block is not None
+            copy(kept.block, [(row, target)])
+        if ready:
+            with self._lock:
+                for kept, _, target in ready:
+                    self._arrived([target[0]])
+                    self._give_up(kept, 1)
+
+    def _read(self, item: Read | Kept) -> None:
+        began, processor = time.monotonic(), time.thread_time()
+        failure: BaseException | None = None
         try:
-            block = self._source.read(key, buffer[: resident.size])
-        except BaseException as error:  # noqa: BLE001 - the step that needs the block raises it
+            if isinstance(item, Read):
+                scatter(item)
+            else:
+                self._load(item)
+        except BaseException as error:  # noqa: BLE001 - the step that needs the rows raises it
             failure = error
-        with self._changed:
-            resident.reading = False
-            resident.block, resident.error = block, failure
-            if resident.users == 0 and failure is not None:
-                self._evict(key)
-            self._changed.notify_all()
+        wall, spent = time.monotonic() - began, time.thread_time() - processor
+        with self._lock:
+            del self._state.active[item]
+            self._state.full = False
+            self.depth.read(wall, spent)
+            if failure is not None:
+                if not isinstance(failure, IsthmusError):
+                    self._state.broken = failure
+                for job in item.jobs():
+                    self._fail(job, failure)
+                if isinstance(item, Kept):
+                    item.error = failure
+                    self._free(item)
+            elif isinstance(item, Read):
+                self._arrived([target[0] for target in item.targets if target is not None])
+            self._work.notify_all()
 
-    def _build(self, job: Job, buffer: BatchBuffer) -> None:
-        residents = [
-            self._state.blocks[part.key] for part in job.parts
-        ]  # pinned, so they cannot go meanwhile
-        batch, failure = None, next((r.error for r in residents if r.error is not None), None)
-        if failure is None:
-            try:
-                batch = job.build([r.block for r in residents if r.block is not None], buffer)
-            except BaseException as error:  # noqa: BLE001 - the consumer's next() raises it
-                failure = error
-        with self._changed:
-            self._release(job)
-            if job.dropped or failure is not None:
-                self._state.buffers.append(buffer)
-            job.batch, job.error = batch, failure
-            self._changed.notify_all()
+    def _load(self, kept: Kept) -> None:
+        """Reads a block and copies its rows; those that are asked for meanwhile, too."""
+        block = kept.reader.read(kept.key.block, kept.key.caption, kept.buffer)
+        while True:
+            with self._lock:
+                copies, kept.copies = kept.copies, []
+                if not copies:
+                    kept.block = block
+                    self._give_up(kept, 0)
+                    return
+            copy(block, copies)
+            with self._lock:
+                self._arrived([target[0] for _, target in copies])
+                kept.left -= len(copies)
 
-    # --- memory; all under the lock ---
+    # --- under the lock ---
 
-    def _release(self, job: Job) -> None:
-        """The job needs its blocks no more."""
-        for part in job.parts:
-            resident = self._state.blocks[part.key]
-            resident.users -= 1
-            if resident.users == 0 and resident.error is not None:
-                self._evict(part.key)
-            elif resident.users == 0 and resident.block is None and not resident.reading:
-                del self._state.blocks[part.key]
-        job.parts = ()
+    def _arrived(self, jobs: list[Job]) -> None:
+        """Each of these steps got a row."""
+        for job in jobs:
+            job.left -= 1
+        wanted = self._state.jobs.get(self._state.wanted)
+        if wanted is not None and not wanted.left:
+            self._ready.notify_all()
 
-    def _make_room(self, size: int) -> bool:
-        """Evicts unused blocks until `size` bytes fit; whether they do."""
-        state = self._state
-        for key in list(state.blocks):
-            if state.resident + size <= self.capacity:
-                break
-            if state.blocks[key].users == 0 and state.blocks[key].settled:
-                self._evict(key)
-        return state.resident + size <= self.capacity
+    def _fail(self, job: Job, error: BaseException) -> None:
+        job.error = job.error or error
+        self._ready.notify_all()
 
-    def _evict(self, key: BlockKey) -> None:
-        resident = self._state.blocks.pop(key)
-        if resident.buffer is not None:
-            self._state.resident -= len(resident.buffer)
-            self._state.spare.append(resident.buffer)
+    def _give_up(self, kept: Kept, rows: int) -> None:
+        """So many of the block's rows are needed no more."""
+        kept.left -= rows
+        if not kept.left and kept.block is not None:
+            self._free(kept)
 
-    def _take_bytes(self, size: int) -> Bytes:
-        """A buffer of at least `size` bytes: a spare one that is not much larger, else fresh memory."""
-        spare = self._state.spare
-        fitting = [at for at, buffer in enumerate(spare) if size <= len(buffer) <= 2 * size]
-        if fitting:
-            return spare.pop(min(fitting, key=lambda at: len(spare[at])))
-        # Spare memory of other sizes counts too: it goes before the limit is passed.
-        while spare and self._state.resident + size + sum(map(len, spare)) > self.capacity:
-            spare.pop(0)
-        return np.empty(size, np.uint8)
+    def _free(self, kept: Kept) -> None:
+        kept.block = None
+        self._pool.give_block(kept.size, kept.buffer)
+        kept.buffer = None
+        self._state.full = False
 
-    def _take_buffer(self) -> BatchBuffer | None:
-        state = self._state
-        if state.buffers:
-            return state.buffers.pop()
-        if state.buffers_made < BATCHES:
-            state.buffers_made += 1
-            return BatchBuffer(self._allocate)
-        return None
+    def _recycle(self, job: Job) -> None:
+        """The consumer is done with a batch."""
+        assert job.buffer is not None
+        self._pool.give_batch(job.buffer)
+        job.buffer = None
+        self._state.full = False
+        self._work.notify_all()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +12,11 @@ import numpy as np
 from isthmus.errors import DatasetMismatch, UsageError
 from isthmus.storage.shards.blocks import BlockReader
 from isthmus.storage.shards.dataset import Dataset
+from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS
 from isthmus.storage.shards.spec import EncoderSpec
+from isthmus.storage.stream.batch import Layout
 from isthmus.storage.stream.lines import Lines, SourceBlocks
 from isthmus.storage.stream.memory import Need, need_of, refuse
-from isthmus.storage.stream.order import StepRows
 
 
 class BlockKey(NamedTuple):
@@ -28,17 +29,6 @@ class BlockKey(NamedTuple):
     caption: int
 
 
-@dataclass(slots=True)
-class Part:
-    """The rows of a step that come from one block."""
-
-    key: BlockKey
-    slots: list[int] = field(default_factory=list)
-    """Places in the rank's batch, and"""
-    rows: list[int] = field(default_factory=list)
-    """the rows of the block that go there."""
-
-
 class StageReader:
     """One stage over its datasets.
 
@@ -48,6 +38,7 @@ class StageReader:
         datasets: the sources, with
         repeats: their appearances in an epoch.
         buckets: names of all datasets' buckets; a bucket's place here is its number in the order.
+        readers: of each dataset's blocks at this resolution.
     """
 
     def __init__(
@@ -61,22 +52,26 @@ class StageReader:
         seed: int,
         lanes: int,
         shuffle_window: int,
+        readers: Sequence[BlockReader] | None = None,
     ) -> None:
         self.number, self.resolution, self.datasets = number, resolution, tuple(datasets)
+        self.readers = tuple(readers or (BlockReader(dataset, resolution) for dataset in datasets))
         self.buckets = tuple(buckets)
         self.latent_shapes = self._shapes()
         self._blocks = []
         sources = []
         self._block_rows: dict[int, int] = {}
+        self._sources: dict[int, list[int]] = {}
         self._row_bytes: dict[int, int] = {}
-        for dataset, repeat in zip(datasets, repeats, strict=True):
-            index, reader = dataset.index, BlockReader(dataset, resolution)
+        for dataset, repeat, reader in zip(datasets, repeats, self.readers, strict=True):
+            index = dataset.index
             here = np.flatnonzero(index.size_class >= resolution)
             numbers = np.array([self.buckets.index(name) for name in dataset.spec.buckets], np.int64)
             bucket, rows = numbers[index.bucket[here]], index.rows[here]
             self._blocks.append(here)
             sources.append(SourceBlocks(bucket, rows, repeat))
             for name in np.unique(bucket):
+                self._sources.setdefault(int(name), []).append(len(sources) - 1)
                 blocks = here[bucket == name]
                 largest = int(blocks[np.argmax(index.rows[blocks])])
                 row = max(
@@ -92,6 +87,7 @@ class StageReader:
             raise UsageError(f"stage {number}: no source has images that reach {resolution} px")
         self.lines = Lines(sources, seed=seed, stage=number, lanes=lanes, window=shuffle_window)
         self._captions: dict[tuple[int, int, int, int], int] = {}
+        self._layouts: dict[tuple[int, int], Layout] = {}
 
     def _shapes(self) -> dict[str, tuple[int, int, int]]:
         """Bucket -> latent shape at the stage's resolution; the same in all datasets."""
@@ -115,11 +111,13 @@ class StageReader:
 
     def need(self, world_size: int, global_batch_size: int, window: int | None = None) -> Need:
         """The memory that the stage needs on a rank."""
+        rows = global_batch_size // world_size
+        padded = {bucket: -(-self.layout(bucket, rows).bytes // rows) for bucket in self._row_bytes}
         return need_of(
             self.number,
             self.lines,
             block_rows=self._block_rows,
-            row_bytes=self._row_bytes,
+            row_bytes={bucket: max(size, padded[bucket]) for bucket, size in self._row_bytes.items()},
             world_size=world_size,
             global_batch_size=global_batch_size,
             window=window,
@@ -155,22 +153,44 @@ class StageReader:
             self._captions[key] = self.lines.caption(*key, captions)
         return self._captions[key]
 
-    def parts(self, step: StepRows) -> list[Part]:
-        """A step's rows by the block they come from, in order of first use."""
-        found: dict[BlockKey, Part] = {}
-        rows = step.rows
-        columns = (rows.source, rows.block, rows.row, rows.epoch, rows.appearance)
-        for slot, (source, number, row, epoch, appearance) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
-            caption = self.caption(source, number, epoch, appearance)
-            key = BlockKey(source, self.block(source, number), self.resolution, caption)
-            part = found.get(key)
-            if part is None:
-                part = found[key] = Part(key)
-            part.slots.append(slot)
-            part.rows.append(row)
-        return list(found.values())
+    def key(self, source: int, number: int, epoch: int, appearance: int) -> BlockKey:
+        """What an appearance reads of a source's block, as the order numbers them."""
+        return BlockKey(
+            source,
+            self.block(source, number),
+            self.resolution,
+            self.caption(source, number, epoch, appearance),
+        )
+
+    def block_rows(self, source: int, number: int) -> int:
+        """Rows of a source's block, as the order numbers them."""
+        return int(self.datasets[source].index.rows[self._blocks[source][number]])
+
+    def block_bytes(self, bucket: int) -> int:
+        """Bytes of the largest block of a bucket."""
+        return self._block_rows[bucket] * self._row_bytes[bucket]
+
+    def sources_of(self, bucket: int) -> list[int]:
+        """The sources that have rows of a bucket."""
+        return self._sources[bucket]
+
+    def size(self, key: BlockKey) -> int:
+        """Bytes of a block in memory."""
+        return self.readers[key.source].size(key.block, key.caption)
+
+    def layout(self, bucket: int, rows: int) -> Layout:
+        """How a batch of this many rows of a bucket lies in memory."""
+        if (bucket, rows) not in self._layouts:
+            shape = self.latent_shapes[self.buckets[bucket]]
+            columns = [(name, 2 * prod(shape)) for name in ("latent_mean", "latent_logvar")]
+            encoders = self.datasets[0].spec.text
+            for encoder in encoders:
+                columns.append((f"{encoder.name}_tokens", 2 * encoder.max_tokens * encoder.width))
+                if encoder.pooled_width is not None:
+                    columns.append((f"{encoder.name}_pooled", 2 * encoder.pooled_width))
+            numbers = (*SIZE_COLUMNS, *CROP_COLUMNS, "flipped", *(f"{e.name}_length" for e in encoders))
+            self._layouts[bucket, rows] = Layout(tuple(columns), numbers, rows)
+        return self._layouts[bucket, rows]
 
 
 def common_encoders(datasets: Sequence[Dataset]) -> tuple[EncoderSpec, ...]:

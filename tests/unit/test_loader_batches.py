@@ -134,16 +134,17 @@ def test_sources_are_mixed_by_their_repeats(dataset, tmp_path):
 
 
 def test_a_batch_stays_valid_until_the_next_but_one_is_requested_and_buffers_are_reused(dataset):
-    with make(dataset) as loader:
+    with make(dataset, depth=2) as loader:
         places = set()
         before = next(loader)
-        for batch in islice(loader, 60):
-            check_values(before, 32)
-            check_values(batch, 32)
+        for batch in islice(loader, 500):
+            if batch.step % 10 < 2:
+                check_values(before, 32)
+                check_values(batch, 32)
             places.add(batch.latent_mean.ctypes.data)
             before = batch
-    # Two buckets' shapes live in the same four buffers; a larger bucket may make one grow.
-    assert len(places) <= 8
+        assert loader.resident_bytes <= loader._capacity(before.step)
+    assert len(places) < 100  # two windows' batches and some
 
 
 def test_a_plan_may_be_extended_before_its_first_changed_step_is_delivered(dataset):
@@ -199,7 +200,8 @@ def test_an_order_that_needs_more_memory_is_refused_with_the_arithmetic_and_a_ch
         for part in (
             "stage 0 needs",
             "4 lanes x (",
-            "rows of the window + 8 of a block)",
+            "rows of the window + ",
+            " of a block and two steps)",
             "raise data.memory_limit to",
         ):
             assert part in message
@@ -239,7 +241,8 @@ def test_whatever_the_settings_it_delivers_what_describe_says(dataset, data):
         "stages": [32, 64],
         "rank": data.draw(st.integers(0, world_size - 1)),
         "world_size": world_size,
-        "threads": data.draw(st.integers(1, 4)),
+        "depth": data.draw(st.sampled_from([None, 1, 2, 5])),
+        "check": data.draw(st.booleans()),
         "start_step": data.draw(st.integers(0, 30)),
         "wait_limit": 20.0,
     }
