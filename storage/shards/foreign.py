@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.errors import CorruptShard, StorageError
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced, Ranges
 from isthmus.storage.shards.dataset import Dataset
+from isthmus.storage.shards.foreign_arrays import Bytes
 from isthmus.storage.shards.foreign_block import Expected, Roles
 from isthmus.storage.shards.foreign_footers import REPLACED, Chunk, Footer, Footers
 from isthmus.storage.shards.foreign_pages import walk
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_GAP = 1 << 20
 """Bytes of other columns that are read and thrown away rather than asked for around."""
+_MAX_RISK = 1 << 30
+"""Bytes that dictionaries might unpack to, beyond what is usual, before rows are decoded a few at a time."""
 _BATCH_BYTES = 1 << 26
 
 
@@ -63,6 +68,7 @@ class ForeignReader:
         self._ranges: Callable[[str], Ranges] = access if callable(access) else access.ranges
         self._check = check
         self._footers = Footers()
+        self._scratch = threading.local()
         self._roles: dict[tuple[int, int], Roles] = {}
 
     def _of(self, block: int, caption: int) -> Roles:
@@ -98,19 +104,31 @@ class ForeignReader:
         """
         index, roles = self.dataset.index, self._of(block, caption)
         rows, row_group = int(index.rows[block]), int(index.row_group[block])
+        footer = self.footer(block)
         with self._place(block) as (name, ranges):
-            footer = self._footers.get(
+            decoder = Decoder(footer, name, row_group, rows, roles.expected, check=self._check)
+            end = int(self._files.file_bytes[block] - self._files.footer_bytes[block])
+            decoder.fetch(ranges, end, int(self._files.file_bytes[block]), self._memory)
+            table = decoder.decode()
+        return roles.block(table, name, row_group, rows)
+
+    def footer(self, block: int) -> Footer:
+        """The footer of a block's file, from memory or with one read. CorruptShard when it is not the indexed one."""
+        with self._place(block) as (name, ranges):
+            return self._footers.get(
                 ranges,
                 name,
                 file_bytes=int(self._files.file_bytes[block]),
                 footer_bytes=int(self._files.footer_bytes[block]),
                 crc32=int(self._files.footer_crc32[block]),
             )
-            decoder = Decoder(footer, name, row_group, rows, roles.expected, check=self._check)
-            end = int(self._files.file_bytes[block] - self._files.footer_bytes[block])
-            decoder.fetch(ranges, end, int(self._files.file_bytes[block]))
-            table = decoder.decode()
-        return roles.block(table, name, row_group, rows)
+
+    def _memory(self, size: int) -> memoryview:
+        """This thread's memory for what is stored, reused: pyarrow copies while it decodes, fresh pages cost more."""
+        kept: Bytes | None = getattr(self._scratch, "stored", None)
+        if kept is None or len(kept) < size:
+            kept = self._scratch.stored = np.empty(size, np.uint8)
+        return kept.data[:size]
 
     @contextlib.contextmanager
     def _place(self, block: int) -> Iterator[tuple[str, Ranges]]:
@@ -156,8 +174,14 @@ class Decoder:
             self._chunks[column.name] = footer.chunks(row_group, column.name)
         self._file = _Memory()
 
-    def fetch(self, ranges: Ranges, end: int, file_bytes: int) -> None:
-        """Reads the chunks' bytes, which must lie before `end`."""
+    def fetch(
+        self, ranges: Ranges, end: int, file_bytes: int, memory: Callable[[int], memoryview] | None = None
+    ) -> None:
+        """Reads the chunks' bytes, which must lie before `end`.
+
+        Args:
+            memory: bytes -> memory to read into, which stays untouched until the columns are decoded.
+        """
         wanted = sorted((c.start, c.start + c.stored) for chunks in self._chunks.values() for c in chunks)
         for name, chunks in self._chunks.items():
             if any(c.start < 4 or c.stored < 0 or c.start + c.stored > end for c in chunks):
@@ -168,10 +192,17 @@ class Decoder:
                 joined[-1][1] = max(stop, joined[-1][1])
             else:
                 joined.append([start, stop])
-        parts = [
-            (start, ranges.read(self._shard, start, stop - start, file_bytes=file_bytes))
-            for start, stop in joined
-        ]
+        if memory is None or not ranges.direct:
+            parts = [
+                (start, ranges.read(self._shard, start, stop - start, file_bytes=file_bytes))
+                for start, stop in joined
+            ]
+        else:
+            parts, left = [], memory(sum(stop - start for start, stop in joined))
+            for start, stop in joined:
+                into, left = left[: stop - start], left[stop - start :]
+                ranges.scatter(self._shard, start, [into], file_bytes=file_bytes)
+                parts.append((start, into))
         self._file = _Memory(parts, file_bytes)
 
     def decode(self) -> Any:
@@ -236,7 +267,7 @@ class Decoder:
                     risk += self._rows * pages.dictionary
                     most = max(most, pages.dictionary)
         usual = sum(column.bytes(self._rows) for column in self._expected)
-        if risk <= 4 * usual + _BATCH_BYTES:
+        if risk <= usual + _MAX_RISK:
             return None
         return max(1, _BATCH_BYTES // most)
 

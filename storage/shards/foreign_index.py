@@ -83,9 +83,11 @@ def dump_foreign_index(entries: Sequence[ForeignEntry], columns: ColumnMap) -> b
     for at, name in enumerate(columns.names()):
         arrays[f"{name}/stored"] = pa.array([e.stored[at] for e in entries], pa.int64())
         arrays[f"{name}/decoded"] = pa.array([e.decoded[at] for e in entries], pa.int64())
-    table = pa.table(arrays).replace_schema_metadata({COLUMNS_KEY: _text_of(columns)})
+    table = pa.table(arrays)
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", store_schema=False)
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({COLUMNS_KEY: _text_of(columns)})
     return sink.getvalue()
 
 

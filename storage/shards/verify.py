@@ -15,7 +15,8 @@ from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.blocks import Block, Bytes, read_range
 from isthmus.storage.shards.dataset import Dataset, open_dataset, read_manifest, read_side_file
 from isthmus.storage.shards.files import parse_text_file
-from isthmus.storage.shards.index import SiblingIndex
+from isthmus.storage.shards.foreign_verify import verify_foreign
+from isthmus.storage.shards.index import Index, SiblingIndex
 from isthmus.storage.shards.layout import Column, columns_of, finite_rows, siblings
 from isthmus.storage.shards.manifest import Manifest
 
@@ -88,7 +89,12 @@ class _Verifier:
             self.problem("the manifest lists no null embedding", names.MANIFEST)
 
     def dataset(self, dataset: Dataset) -> None:
-        index = dataset.index
+        index, report = dataset.index, self.report
+        if index.foreign is not None:
+            report.files, report.rows, report.size = verify_foreign(
+                dataset, self.problem, finite=self._finite
+            )
+            return
         starts = np.flatnonzero(np.diff(index.shard, prepend=-1))
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(index)], strict=True):
             keys: dict[int, list[str]] = {}
@@ -250,6 +256,15 @@ def verify(
     return verifier.report
 
 
+def _latent_bytes(index: Index, manifest: Manifest, resolution: int) -> int:
+    """Bytes that a resolution's latents take in the files."""
+    if index.foreign is None or manifest.columns is None:
+        return int(index.sibling(f"{resolution}px").length.sum())
+    latent = manifest.columns.latents[resolution]
+    wanted = [values.column for values in (latent.mean, latent.logvar) if values is not None]
+    return int(index.foreign.stored[:, [index.foreign.columns.index(name) for name in wanted]].sum())
+
+
 def stats(uri: str | list[str]) -> dict[str, object]:
     """Counts, sizes, buckets and encoders of a dataset, from its manifest and index; JSON-able."""
     dataset = open_dataset(uri)
@@ -264,12 +279,14 @@ def stats(uri: str | list[str]) -> dict[str, object]:
         "shards": manifest.shards,
         "blocks": manifest.blocks,
         "rows_per_block": {"least": int(index.rows.min()), "most": int(index.rows.max())},
+        "layout": "isthmus" if manifest.columns is None else "foreign",
+        "columns": None if manifest.columns is None else manifest.columns.to_json(),
         "captions": spec.captions,
         "prompts": len(dataset.prompts),
         "resolutions": {
             str(resolution): {
                 "samples": int(index.rows[index.size_class >= resolution].sum()),
-                "bytes": int(index.sibling(f"{resolution}px").length.sum()),
+                "bytes": _latent_bytes(index, manifest, resolution),
             }
             for resolution in spec.resolutions
             if (index.size_class >= resolution).any()
