@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from isthmus.errors import NotInstalled, StorageError, UsageError
+from isthmus.errors import IsthmusError, NotInstalled, StorageError, UsageError
+from isthmus.storage.ranges import causes, settings
 
 FileSystem = Any
 """An `fsspec.AbstractFileSystem`; fsspec ships no types."""
@@ -22,6 +22,8 @@ SCHEMES: dict[str, tuple[str, str] | None] = {
     "abfs": ("adlfs", "azure"),
     "abfss": ("adlfs", "azure"),
     "s3": ("s3fs", "sagemaker"),
+    "http": ("aiohttp", "train"),
+    "https": ("aiohttp", "train"),
 }
 """Scheme -> (module, extra), or None when it needs no more than the launcher has."""
 
@@ -42,12 +44,15 @@ def scheme_of(uri: str) -> str:
     return head
 
 
-def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """The file system of a URI and the path within it.
+def filesystem(uri: str, **options: Any) -> tuple[FileSystem, str]:
+    """The file system of a URI and the path within it. Endpoints and accounts come from the environment (`ranges.settings`).
+
+    Args:
+        options: further ones of the fsspec file system.
 
     Raises:
         NotInstalled: the scheme's package is missing; the hint names the extra.
-        UsageError: an unknown scheme.
+        UsageError: an unknown scheme, or a storage account that nobody names.
     """
     scheme = scheme_of(uri)
     needs = SCHEMES[scheme]
@@ -60,7 +65,7 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
     import fsspec
 
     with storage_errors("open", uri):
-        store, path = fsspec.core.url_to_fs(uri)
+        store, path = fsspec.core.url_to_fs(uri, **{**settings.options_of(uri), **options})
     return store, str(path)
 
 
@@ -84,29 +89,25 @@ def join(uri: str, *parts: str) -> str:
     return head + separator + joined.replace("//", "/")
 
 
-REASONS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.EIO: "the device reported an I/O error",
-    errno.EMFILE: "too many open files",
-    errno.ENOTDIR: "a part of the path is a file",
-}
-"""What a store's refusal means, by errno: the one place of these words."""
+REASONS = causes.REASONS
+"""What a store's refusal means, by errno."""
 
 
 @contextmanager
 def storage_errors(action: str, uri: str) -> Iterator[None]:
     """Turns what a store raises while it does `action` to `uri` into one StorageError line.
 
-    FileNotFoundError passes: whether an absent file is an error is the caller's to say.
+    FileNotFoundError passes: whether an absent file is an error is the caller's to say. So do this package's own errors,
+    and what is no refusal of a store.
     """
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, IsthmusError):
         raise
-    except OSError as error:
-        reason = REASONS.get(error.errno or 0) or " ".join(str(error).split()) or type(error).__name__
-        raise StorageError(f"cannot {action}: {reason}", where=uri) from error
+    except Exception as error:
+        cause = causes.cause_of(error)
+        if cause is None:
+            raise
+        if cause.kind is causes.Kind.MISSING:
+            raise FileNotFoundError(f"{uri}: {cause.words}") from error
+        raise StorageError(f"cannot {action}: {cause.words}", where=uri, hint=cause.hint) from error

@@ -78,7 +78,7 @@ def cause_of(error: BaseException) -> Cause | None:
     for seen in chain:
         if isinstance(seen, ReadFailed):
             return seen.cause
-    for judge in (_by_status, _by_errno, _by_name):
+    for judge in (_by_status, _by_text, _by_errno, _by_name):
         for seen in chain:
             cause = judge(seen)
             if cause is not None:
@@ -198,6 +198,62 @@ def _by_status(error: BaseException) -> Cause | None:
             retry_after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
             return by_status(status, str(getattr(error, "error_code", None) or ""), retry_after)
     return None
+
+
+def is_range_refusal(error: BaseException) -> bool:
+    """Whether a store answered a range request with another range than was asked for, or with none (416)."""
+    text = str(error)
+    return "UnexpectedRange" in text or "status code: 416" in text
+
+
+_TEXTS: list[tuple[str, Kind, str, str | None]] = [
+    ("UnexpectedRange", Kind.PASSING, "the answer is of another range than was asked for", None),
+    ("dns error|failed to lookup|name resolution", Kind.PASSING, "the host name cannot be resolved", None),
+    ("ConnectionRefused", Kind.PASSING, "the connection was refused", None),
+    ("ConnectionReset|BrokenPipe|ConnectionAborted", Kind.PASSING, "the connection was reset", None),
+    ("IncompleteBody|IncompleteMessage|UnexpectedEof", Kind.PASSING, "the body ended early", None),
+    ("kind: Timeout|TimedOut|timed out", Kind.PASSING, "no byte came within the limit", None),
+    (
+        "redirect|Redirect",
+        Kind.FINAL,
+        "the store sends us elsewhere: the bucket lies in another region",
+        "set AWS_REGION to the bucket's region",
+    ),
+    (
+        "invalid peer certificate|UnknownIssuer",
+        Kind.FINAL,
+        "the server's certificate is not trusted",
+        "add its issuer to the system's certificates",
+    ),
+    (
+        "RangeNotSupported|NotPartial",
+        Kind.FINAL,
+        "the server does not answer range requests",
+        "serve the dataset from a server that does",
+    ),
+    (
+        "BadScheme|builder error",
+        Kind.FINAL,
+        "the address is not allowed",
+        "use https:// or an endpoint of http://",
+    ),
+    ("HttpError", Kind.PASSING, "the connection failed", None),
+]
+
+
+def _by_text(error: BaseException) -> Cause | None:
+    """obstore's errors carry nothing but text: the status, the body, and a dump of the Rust error."""
+    text = str(error)
+    if not type(error).__module__.startswith("obstore") and "Server returned non-2xx" not in text:
+        return None
+    status = re.search(r"status code: (\d{3})", text)
+    if status is not None:
+        code = re.search(r"<Code>(\w{1,60})</Code>", text)
+        return by_status(int(status[1]), code[1] if code else "")
+    for pattern, kind, words, hint in _TEXTS:
+        if re.search(pattern, text):
+            return Cause(kind, words, hint=hint)
+    return Cause(Kind.FINAL, redacted(text.partition("Debug source")[0]))
 
 
 def _by_errno(error: BaseException) -> Cause | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+from urllib.parse import urlsplit
+
 from isthmus.storage.filesystems import filesystem, local_path, scheme_of
+from isthmus.storage.ranges import clients, settings
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.spec import Ranges
@@ -13,6 +17,9 @@ _DEFAULT = RetryPolicy()
 def open_ranges(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Counters | None = None) -> Ranges:
     """The reader of the files below a root. Touches no file and no network yet.
 
+    s3://, az://, abfs(s):// and http(s):// are read by obstore where it is installed, else by s3fs, adlfs and aiohttp
+    through fsspec, with the same results; so is a child process of one that used obstore before it forked.
+
     Args:
         root_uri: a folder (a plain path, file://), a prefix (s3://, az://, abfs(s)://, http(s)://), or any URI that
             `filesystems.filesystem` opens.
@@ -21,7 +28,7 @@ def open_ranges(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Coun
 
     Raises:
         NotInstalled: the scheme's package is missing; the hint names the extra.
-        UsageError: an unknown scheme.
+        UsageError: an unknown scheme, or a storage account that nobody names.
     """
     counters = counters if counters is not None else Counters()
     root_uri = root_uri.rstrip("/") or "/"
@@ -30,9 +37,52 @@ def open_ranges(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Coun
         from isthmus.storage.ranges.local import LocalRanges
 
         return LocalRanges(root_uri, local_path(root_uri), policy, counters)
+    if scheme in clients.OBJECT_SCHEMES and clients.obstore_usable():
+        from isthmus.storage.ranges.objects import ObjectRanges
+
+        if scheme in settings.AZURE_SCHEMES:
+            settings.AzureAccount.of(root_uri)
+        return ObjectRanges(root_uri, policy, counters, store=_store(root_uri))
+    return open_fsspec(root_uri, policy=policy, counters=counters)
+
+
+def open_fsspec(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Counters | None = None) -> Ranges:
+    """The reader of a root through fsspec, whatever is installed. See `open_ranges`."""
     from isthmus.storage.ranges.other import OtherRanges
 
-    store, path = filesystem(root_uri)
+    root_uri = root_uri.rstrip("/")
     return OtherRanges(
-        root_uri, store, path, policy, counters, store=f"{scheme}://{path.strip('/').partition('/')[0]}"
+        root_uri,
+        lambda: _connect(root_uri, policy),
+        policy,
+        counters if counters is not None else Counters(),
+        store=_store(root_uri),
     )
+
+
+def _store(uri: str) -> str:
+    """What throttles as one: a bucket, a container, a host."""
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _connect(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
+    """A file system of this reader's own, which leaves the retries to us where that can be said to it."""
+    scheme = urlsplit(uri).scheme
+    options: dict[str, Any] = {}
+    if scheme in clients.OBJECT_SCHEMES:
+        options["skip_instance_cache"] = True
+    if scheme == "s3":
+        options["config_kwargs"] = {
+            "retries": {"max_attempts": 0},
+            "connect_timeout": min(policy.stall_s, 10.0),
+            "read_timeout": policy.stall_s,
+            "max_pool_connections": 64,
+        }
+    store, path = filesystem(uri, **options)
+    if scheme == "s3":
+        store.retries = 1
+    timeouts = getattr(store, "_timeout_kwargs", None)
+    if scheme in settings.AZURE_SCHEMES and isinstance(timeouts, dict):
+        timeouts["retry_total"] = 0  # adlfs hands these to every call of the Blob client
+    return store, path

@@ -6,12 +6,12 @@ import asyncio
 import concurrent.futures
 import inspect
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from isthmus.errors import StorageError
 from isthmus.storage.ranges.causes import Kind, ReadFailed
 from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.loop import Work, wait
 from isthmus.storage.ranges.paths import checked
 from isthmus.storage.ranges.retry import Retry, RetryPolicy
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
@@ -34,30 +34,27 @@ class OtherRanges:
     def __init__(
         self,
         uri: str,
-        filesystem: Any,
-        path: str,
+        connect: Callable[[], tuple[Any, str]],
         policy: RetryPolicy,
         counters: Counters,
         *,
         store: str,
     ) -> None:
         self.uri = uri
-        self._filesystem, self._path = filesystem, path.rstrip("/")
+        self._connect = connect
         self._policy, self._counters = policy, counters
         self._retry = Retry(uri, policy, counters, store=store)
-        self._asynchronous = bool(getattr(filesystem, "async_impl", False))
-        information = filesystem._info if self._asynchronous else filesystem.info
-        # Listings are cached by some file systems: a replaced file would look like the old one.
-        takes = inspect.signature(information).parameters
-        self._fresh: dict[str, Any] = {"refresh": True} if "refresh" in takes else {}
         self._first: dict[str, tuple[object, ...]] = {}
-        self._in_flight: set[concurrent.futures.Future[Any]] = set()
+        self._in_flight: set[Work[Any]] = set()
         self._lock = threading.Lock()
+        self._refresh()
 
     def read(self, name: str, start: int, length: int, *, file_bytes: int | None = None) -> memoryview:
         """See `Ranges.read`."""
         checked(name, self.uri)
-        return self._retry.run(name, lambda: self._attempt(name, start, length, file_bytes))
+        return self._retry.run(
+            name, lambda: self._attempt(name, start, length, file_bytes), refresh=self._refresh
+        )
 
     def scatter(
         self, name: str, start: int, views: Sequence[memoryview], *, file_bytes: int | None = None
@@ -71,15 +68,26 @@ class OtherRanges:
         self._retry.close()
         with self._lock:
             in_flight = list(self._in_flight)
-        for future in in_flight:
-            future.cancel()
+        for work in in_flight:
+            work.cancel()
+
+    def _refresh(self) -> bool:
+        """A new file system, which looks up its credentials anew."""
+        filesystem, path = self._connect()
+        asynchronous = bool(getattr(filesystem, "async_impl", False))
+        information = filesystem._info if asynchronous else filesystem.info
+        # Some file systems cache listings: a replaced file would look like the old one.
+        takes = inspect.signature(information).parameters
+        self._fresh: dict[str, Any] = {"refresh": True} if "refresh" in takes else {}
+        self._asynchronous = asynchronous
+        self._filesystem, self._path = filesystem, path.rstrip("/")
+        return True
 
     def _attempt(self, name: str, start: int, length: int, file_bytes: int | None) -> memoryview:
         path = f"{self._path}/{name}" if self._path else name
         end = start + length
         if self._asynchronous:
-            limit_s = self._policy.stall_s + length / _SLOWEST_BYTES_PER_S
-            information, data = self._wait(self._both(path, start, end), limit_s)
+            information, data = self._wait(path, start, end)
         else:
             information = self._filesystem.info(path, **self._fresh)
             data = self._filesystem.cat_file(path, start=start, end=end) if length else b""
@@ -109,24 +117,22 @@ class OtherRanges:
                 await asyncio.wait([information])
         return information.result(), data
 
-    def _wait(self, work: Coroutine[Any, Any, Any], limit_s: float) -> Any:
-        future = asyncio.run_coroutine_threadsafe(work, self._filesystem.loop)
+    def _wait(self, path: str, start: int, end: int) -> tuple[dict[str, Any], bytes]:
+        limit_s = self._policy.stall_s + (end - start) / _SLOWEST_BYTES_PER_S
+        work = Work(asyncio.wait_for(self._both(path, start, end), limit_s), self._filesystem.loop)
         with self._lock:
-            self._in_flight.add(future)
+            self._in_flight.add(work)
         try:
             if self._retry.closed:
-                future.cancel()
-            return future.result(limit_s)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise ReadFailed(Kind.PASSING, f"no answer within {limit_s:.0f} s") from None
+                work.cancel()
+            return wait(work, limit_s + 30)
         except concurrent.futures.CancelledError:
-            raise StorageError("the reader was closed", where=self.uri) from None
+            raise ReadFailed(Kind.FINAL, "the read was cancelled") from None
+        except TimeoutError as error:
+            raise ReadFailed(Kind.PASSING, f"no answer within {limit_s:.0f} s") from error
         finally:
             with self._lock:
-                self._in_flight.discard(future)
+                self._in_flight.discard(work)
 
     def _check(self, name: str, information: dict[str, Any], file_bytes: int | None) -> None:
         where = f"{self.uri}/{name}"
