@@ -1,52 +1,21 @@
-"""Opens a recipe's datasets, checks that they are what the recipe says, and makes loaders over them."""
+"""From a recipe and its opened datasets to loaders, and to what turns batches into a model's inputs."""
 
 from __future__ import annotations
 
-import datetime
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from isthmus.core.models.conditioning import build_condition
-from isthmus.core.recipe.schema import Recipe, Source
-from isthmus.core.train.agreement import patient_barrier
-from isthmus.core.train.sources import Sources, roots
-from isthmus.core.train.sources import open_sources as sources_of
+from isthmus.core.recipe.schema import Recipe
+from isthmus.core.train.sources import Sources, make_access
 from isthmus.core.train.step import Inputs
 from isthmus.errors import UsageError
-from isthmus.storage.stream.access import place_data
 from isthmus.storage.stream.batch import allocate_touched
 from isthmus.storage.stream.loader import Loader
+from isthmus.storage.stream.owning import OwningLoader
 from isthmus.storage.stream.plan import Plan
-
-DOWNLOAD_PATIENCE = datetime.timedelta(hours=6)
-"""How long a rank waits for a copy of the data, its own node's or another's."""
-
-
-def open_sources(recipe: Recipe, sources: Sequence[Source]) -> Sources:
-    """Open and check `sources` of a resolved recipe, at the node's copy where the recipe asks for one."""
-    return sources_of(recipe, sources, locate=lambda uris: _placed(uris, recipe))
-
-
-def download(recipe: Recipe) -> None:
-    """Bring the data to this node where the recipe asks for it, and wait until every node has done so.
-
-    To be entered by all ranks, before anything that waits for others with the usual patience: nodes may finish
-    copying an hour apart. A copy that is there already costs a look.
-    """
-    if recipe.data.access != "download":
-        return
-    for source in [*recipe.data.sources, *recipe.validation.sources]:
-        _placed(roots(source), recipe)
-    patient_barrier(DOWNLOAD_PATIENCE)
-
-
-def _placed(uris: list[str], recipe: Recipe) -> list[str]:
-    return place_data(uris, recipe.data.access, _cache_folder(), wait_limit=DOWNLOAD_PATIENCE.total_seconds())
 
 
 def make_inputs(recipe: Recipe, sources: Sources, model_config: dict[str, Any]) -> Inputs:
@@ -84,12 +53,22 @@ def make_loader(
     world_size: int,
     start_step: int,
     seed: int | None = None,
+    epochs_left: float = 0.0,
     pinned: bool = False,
 ) -> Loader:
-    """A loader of this rank's part of every global batch from `start_step` on."""
-    return Loader(
+    """A loader of this rank's part of every global batch from `start_step` on.
+
+    Args:
+        resolutions: of the stages, pixels.
+        epochs_left: see :func:`isthmus.core.train.sources.make_access`.
+        pinned: batches lie in page-locked memory.
+    """
+    depth = recipe.data.read_depth
+    return OwningLoader(
         sources.datasets,
         sources.repeats,
+        access=make_access(recipe, sources, resolutions, epochs_left=epochs_left),
+        depth=depth if isinstance(depth, int) else None,
         seed=recipe.seed if seed is None else seed,
         lanes=recipe.data.lanes,
         shuffle_window=recipe.data.shuffle_window,
@@ -108,7 +87,3 @@ def make_loader(
 def _pinned(size: int) -> Any:
     """Page-locked memory: copies from it to a GPU do not block."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("ISTHMUS_CACHE_DIR") or Path(tempfile.gettempdir()) / "isthmus-data")

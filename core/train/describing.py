@@ -113,16 +113,21 @@ def view_run(run: RunDirectory, overrides: Sequence[str] = ()) -> OrderView:
     return view
 
 
-def _view(recipe: Recipe, plan: Plan, world_size: int) -> OrderView:
-    schedule = Schedule(recipe.stages)
-    sources = open_sources(recipe, recipe.data.sources)
-    describer = Describer(
+def make_describer(recipe: Recipe, sources: Sources, plan: Plan) -> Describer:
+    """The order of a resolved recipe's samples along a plan."""
+    return Describer(
         sources.datasets,
         sources.repeats,
         seed=recipe.seed,
         lanes=recipe.data.lanes,
         shuffle_window=recipe.data.shuffle_window,
         stages=[stage.resolution for stage in recipe.stages],
-        plan=with_stages_to_come(plan, schedule),
+        plan=plan,
     )
+
+
+def _view(recipe: Recipe, plan: Plan, world_size: int) -> OrderView:
+    schedule = Schedule(recipe.stages)
+    sources = open_sources(recipe, recipe.data.sources)
+    describer = make_describer(recipe, sources, with_stages_to_come(plan, schedule))
     return OrderView(recipe, sources, describer, schedule.total_steps, world_size)

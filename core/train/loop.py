@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from isthmus.core.recipe.schema import Monitor, Recipe
@@ -16,7 +17,9 @@ from isthmus.core.train.data import make_loader
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import reset_optimizer
 from isthmus.core.train.progress import Progress
+from isthmus.core.train.reading import ReadingLog
 from isthmus.core.train.setup import Setup, set_up
+from isthmus.core.train.sources import epochs_left
 from isthmus.core.train.stages import follow_plan, samples_before, with_stages_to_come
 from isthmus.core.train.step import Stepper, StepResult
 from isthmus.core.train.validation import Interrupted, Validator
@@ -82,6 +85,7 @@ class Loop:
         self.stage: Stage = self.recipe.stages[0]
         self.objective = Objective(self.recipe.objective, self.engine.device)
         self.ema_settings = self.recipe.ema
+        self.reading: ReadingLog | None = None
         self._settled = False
         self._rows = self.run.metrics("train", writer=f"attempt{setup.attempt}") if self.lead else None
         self._keys = (
@@ -101,7 +105,10 @@ class Loop:
         try:
             if self.setup.resumed and self._validation_missing():
                 self._validate()
-            return self._steps(loader)
+            ending = self._steps(loader)
+            if self.reading is not None:
+                self.reading.record(self.state.step)
+            return ending
         except Interrupted:
             return self._leave(over_budget=False)
         finally:
@@ -113,20 +120,26 @@ class Loop:
         plan = on_rank_0(lambda: follow_plan(self.run, self.schedule, self.state.step))
         self.state = self.state.but(samples=samples_before(plan, self.state.step))
         self._enter_stage()
-        return make_loader(
+        followed = with_stages_to_come(plan, self.schedule)
+        loader = make_loader(
             self.recipe,
             self.setup.sources,
-            with_stages_to_come(plan, self.schedule),
+            followed,
             [stage.resolution for stage in self.recipe.stages],
             rank=self.engine.rank,
             world_size=self.engine.world_size,
             start_step=self.state.step,
+            epochs_left=epochs_left(self.recipe, self.setup.sources, self.state.step),
             pinned=self.engine.device.type == "cuda",
         )
+        self.reading = ReadingLog(
+            self.recipe, self.engine, self.run, self.setup.sources, loader, followed, self.setup.attempt
+        )
+        return loader
 
     def close(self) -> None:
         """Write out the metrics and leave the progress bar."""
-        for writer in (self._rows, self._keys):
+        for writer in (self._rows, self._keys, self.reading):
             if writer is not None:
                 writer.close()
         self.progress.close()
@@ -165,7 +178,10 @@ class Loop:
         )
         self._count(result)
         self._record(batch, result, waited, time.perf_counter() - started)
-        return [value > 0 for value in result.signals]
+        *told, reading_due = [value > 0 for value in result.signals]
+        if reading_due and self.reading is not None:
+            self.reading.record(self.state.step)
+        return told
 
     def _signals(self) -> list[float]:
         """What ranks tell each other along with the loss: asked to end; and by rank 0's clock, what is due."""
@@ -175,6 +191,7 @@ class Loop:
             float(lead and self.checkpoint_rhythm.clock_due()),
             float(lead and self.validation_rhythm.clock_due()),
             float(lead and self.budget.reached() is not None),
+            float(lead and self.reading is not None and self.reading.due()),
         ]
 
     def _enter_stage(self) -> None:
@@ -245,7 +262,8 @@ class Loop:
         }
         self._rows.write(row)
         for alarm in self.thresholds.observe(row):
-            self.run.event(alarm.event_type, **alarm.event_fields())
+            cause = self.reading.cause(alarm.for_s) if self.reading and not alarm.over else None
+            self.run.event(alarm.event_type, **replace(alarm, cause=cause).event_fields())
         self.progress.step(
             state.step,
             stage=self.stage.name,

@@ -20,12 +20,12 @@ from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.core.train.agreement import on_rank_0
 from isthmus.core.train.checkpoint import Checkpoints, Identity, TrainerState
 from isthmus.core.train.control import spent_hours, usd_per_hour
-from isthmus.core.train.data import download, make_inputs, open_sources
+from isthmus.core.train.data import make_inputs
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import Engine, join_processes, prepare
 from isthmus.core.train.randomness import Randomness
-from isthmus.core.train.sources import Sources
+from isthmus.core.train.sources import Sources, open_sources
 from isthmus.core.train.stages import Schedule, check_supported
 from isthmus.core.train.step import Inputs
 from isthmus.core.train.validation import check_prompts
@@ -73,7 +73,6 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
     rank, world_size = join_processes(cpu=cpu)
     # Everything a user can get wrong is checked on rank 0 first, so that it is said once.
     on_rank_0(lambda: _check(recipe, world_size))
-    download(recipe)
     sources = _open(recipe, recipe.data.sources)
     held_out = _open(recipe, recipe.validation.sources) if recipe.validation.sources else None
     on_rank_0(lambda: check_prompts(recipe, sources.datasets[0].prompts))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.errors import DatasetMismatch, UsageError
+from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.shards import Dataset, open_dataset
+from isthmus.storage.stream.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +30,15 @@ class Sources:
         return tuple(dataset.fingerprint for dataset in self.datasets)
 
 
-def open_sources(
-    recipe: Recipe, sources: Sequence[Source], *, locate: Callable[[list[str]], list[str]] = list
-) -> Sources:
+def open_sources(recipe: Recipe, sources: Sequence[Source]) -> Sources:
     """Open and check `sources` of a resolved recipe.
-
-    Args:
-        locate: from a source's roots to the places to open it at.
 
     Raises:
         DatasetNotFound: there is none where the recipe says.
         DatasetMismatch: it was made with other encoders, or the sources with different ones.
         UsageError: it has no latents at a stage's resolution.
     """
-    datasets = [open_dataset(locate(roots(source))) for source in sources]
+    datasets = [open_dataset(roots(source)) for source in sources]
     autoencoder = recipe.encoders.autoencoder
     for dataset in datasets:
         dataset.check_encoders(
@@ -55,6 +56,51 @@ def open_sources(
                 )
     _same_encoders(datasets)
     return Sources(tuple(datasets), tuple(source.repeat for source in sources))
+
+
+def make_access(
+    recipe: Recipe, sources: Sources, resolutions: Sequence[int], *, epochs_left: float = 1.0
+) -> list[Access]:
+    """How the sources' files are reached, as `data` says; they share their counters. To be closed by the caller.
+
+    Args:
+        resolutions: that will be read, pixels.
+        epochs_left: how often the sources will still be read; what a cache keeps depends on it.
+    """
+    data = recipe.data
+    policy, counters = RetryPolicy(budget_s=data.retry_budget), Counters()
+    return [
+        Access(
+            dataset,
+            data.access,
+            cache_dir=cache_folder(recipe),
+            cache_limit=data.cache_limit,
+            policy=policy,
+            counters=counters,
+            resolutions=resolutions,
+            passes=epochs_left * float(repeat) / recipe.compute.nodes,
+        )
+        for dataset, repeat in zip(sources.datasets, sources.repeats, strict=True)
+    ]
+
+
+def epochs_left(recipe: Recipe, sources: Sources, step: int) -> float:
+    """Epochs of the sources that are read from a global step on."""
+    rows = sum(
+        dataset.manifest.samples * repeat
+        for dataset, repeat in zip(sources.datasets, sources.repeats, strict=True)
+    )
+    samples, first = 0, 0
+    for stage in recipe.stages:
+        samples += max(0, stage.total_steps - max(0, step - first)) * stage.global_batch_size
+        first += stage.total_steps
+    return float(samples / rows)
+
+
+def cache_folder(recipe: Recipe) -> Path:
+    """Where a node keeps copies of shards when `data.access` is download."""
+    chosen = recipe.data.cache_directory or os.environ.get("ISTHMUS_CACHE_DIR")
+    return Path(chosen).expanduser() if chosen else Path(tempfile.gettempdir()) / "isthmus-data"
 
 
 def roots(source: Source) -> list[str]:

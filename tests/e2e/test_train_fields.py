@@ -6,6 +6,9 @@ import hashlib
 import json
 import math
 import os
+import shutil
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,15 @@ from isthmus.core.models.families import build_from_config
 from isthmus.core.recipe import parse_recipe, resolve
 from isthmus.core.recipe.schema import Parallel
 from isthmus.core.recipe.stages import Optimizer
+from isthmus.core.train import loop
+from isthmus.core.train.data import make_loader
 from isthmus.core.train.loop import NONFINITE_LIMIT, train
 from isthmus.core.train.parallel import prepare, shard_size
+from isthmus.core.train.sources import open_sources
 from isthmus.core.train.step import Stepper
-from isthmus.errors import IsthmusError, TrainingFailed, UsageError
+from isthmus.errors import CorruptShard, IsthmusError, StorageError, TrainingFailed, UsageError
 from isthmus.storage.rundir import RunDirectory
+from isthmus.storage.stream import Loader, Plan, Segment
 
 EPSILON = {"objective__prediction_type": "epsilon", "objective__timestep_sampling": "uniform"}
 TWO = {"stages": [
@@ -147,18 +154,118 @@ def test_held_out_sources_are_marked_and_another_source_changes_the_mix(
     assert mixed["losses"] != plain["losses"]
 
 
-def test_downloaded_data_train_the_same_and_are_read_from_the_copy(
-    latents: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def remote(latents: dict[str, str], tmp_path: Path) -> str:
+    """The dataset in a store that is not a disk."""
     import fsspec
 
-    store, remote = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/data"
-    store.put(latents["dit"], f"/{tmp_path.name}/data", recursive=True)
+    fsspec.filesystem("memory").put(latents["dit"], f"/{tmp_path.name}/data", recursive=True)
+    return f"memory://{tmp_path.name}/data"
+
+
+def test_every_way_to_the_data_trains_the_same_and_grids_find_the_autoencoder(
+    latents: dict[str, str], remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ISTHMUS_CACHE_DIR", str(tmp_path / "cache"))
+    plain = run(tmp_path, latents["dit"], "plain", GRID)
+    for access in ("stream", "mount", "download"):
+        changes = GRID | {"data__access": access, "data__sources": [{"uri": remote}]}
+        assert run(tmp_path, "", access, changes) == plain
+    assert (tmp_path / "cache").exists()
+
+
+def test_where_and_how_much_is_cached(
+    latents: dict[str, str], remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISTHMUS_CACHE_DIR", str(tmp_path / "default"))
     changes = {"data__access": "download", "data__sources": [{"uri": remote}]}
-    found = run(tmp_path, latents["dit"], "copy", changes)
-    assert list((tmp_path / "cache").rglob("part-*.parquet"))
-    assert found["losses"] == run(tmp_path, latents["dit"], "plain", {})["losses"]
+    place = tmp_path / "chosen"
+    run(tmp_path, "", "elsewhere", changes | {"data__cache_directory": str(place)})
+    assert place.exists()
+    assert not (tmp_path / "default").exists()
+    with pytest.raises(UsageError, match="cache limit of 1,000 bytes is smaller than the largest file"):
+        run(tmp_path, "", "tight", changes | {"data__cache_limit": "1 KB"})
+
+
+def test_a_flipped_bit_is_found_with_checksums_and_not_without(
+    latents: dict[str, str], tmp_path: Path
+) -> None:
+    damaged = Path(shutil.copytree(latents["dit"], tmp_path / "damaged"))
+    for path in damaged.glob("part-*.16px.parquet"):
+        data = bytearray(path.read_bytes())
+        data[1000] ^= 1  # within the first row group's latents
+        path.write_bytes(data)
+    with pytest.raises(CorruptShard, match=r"shard part-0000\d.16px.parquet, row group 0, column latent_"):
+        run(tmp_path, str(damaged), "checked", {"stages__0__steps": 12})
+    assert run(tmp_path, str(damaged), "unchecked", {"stages__0__steps": 12, "data__checksums": False})
+
+
+def test_how_many_reads_at_a_time_how_long_a_failing_one_and_how_long_a_step_waits_are_the_recipes(
+    latents: dict[str, str], tmp_path: Path
+) -> None:
+    gone = Path(shutil.copytree(latents["dit"], tmp_path / "gone"))
+    text = json.dumps(recipe_data(str(gone), data__read_depth=3))
+    recipe = resolve(parse_recipe(text, filename="r").recipe, "local")
+    sources = open_sources(recipe, recipe.data.sources)
+
+    def loader(**limits: Any) -> Loader:
+        limited = recipe.model_copy(update={"data": recipe.data.model_copy(update=limits)})
+        plan = Plan((Segment(0, 0, 0, 8),))
+        return make_loader(limited, sources, plan, [16], rank=0, world_size=2, start_step=0)
+
+    with loader() as reading:
+        next(reading)
+        assert reading.stats()["depth"] == 3
+    shutil.rmtree(gone)  # as a mount that went away: it may come back
+    with (
+        pytest.raises(StorageError, match=r"tried \d+ times in [0-3]\.\d s"),
+        loader(retry_budget=0.3) as reading,
+    ):
+        next(reading)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"part-\d+"), loader(wait_limit=0.4, retry_budget=60.0) as reading:
+        next(reading)
+    assert time.monotonic() - began < 20
+
+
+def test_the_metric_stream_tells_how_the_data_was_read_and_how_sources_were_mixed(
+    latents: dict[str, str], tmp_path: Path
+) -> None:
+    other = make_latents(tmp_path / "other", seed=5)
+    both = [{"uri": latents["dit"]}, {"uri": other, "repeat": "1/2"}]
+    run(tmp_path, "", "mixed", {"data__sources": both, "stages__0__steps": 24})
+    found = rows(tmp_path / "mixed", "data")
+    assert found[-1]["step"] == 24
+    assert sum(row["bytes"] for row in found) > 24 * 8 * 200
+    assert sum(sum(row["latency_histogram"].values()) for row in found) > 0
+    last = found[-1]
+    assert (last["ranks"], last["wait_rank"], last["retries"], last["throttled"]) == (1, 0, 0, 0)
+    assert last["latency_p50_s"] <= last["latency_p99_s"]
+    assert last["depth"] >= 1
+    assert last["resident_bytes"] > 0
+    assert set(last["mix"]) == {latents["dit"], other}
+    # 24 steps of 8 are 192 samples: more than two epochs of 48 + 24.
+    assert last["mix"][latents["dit"]] == pytest.approx(2 / 3, abs=0.1)
+    assert sum(last["mix"].values()) == pytest.approx(1)
+    assert "mix" not in run_rows_of_one_source(tmp_path, latents["dit"])[-1]
+
+
+def run_rows_of_one_source(tmp_path: Path, data: str) -> list[dict[str, Any]]:
+    """The rows of kind `data` of a run that has one source."""
+    run(tmp_path, data, "single", {})
+    return rows(tmp_path / "single", "data")
+
+
+def test_an_alarm_of_data_wait_names_what_the_counters_show(
+    latents: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the counters say is tested where it is worked out, with real ones; here, that an alarm asks and tells.
+    monkeypatch.setattr(loop, "Thresholds", partial(loop.Thresholds, warm_up=0.0))
+    monkeypatch.setattr(loop.ReadingLog, "cause", lambda _, seconds: f"9 requests throttled in {seconds:g} s")
+    run(tmp_path, latents["dit"], "waits", {"monitor": {"data_wait": {"max": 0.0, "for": "0.001 s"}}})
+    alarm, *_ = RunDirectory(tmp_path / "waits").events("alarm")
+    assert alarm["cause"] == "9 requests throttled in 0.001 s"
+    assert alarm["message"].endswith(" % is above 0 % (over 0.001 s): 9 requests throttled in 0.001 s")
 
 
 def test_rhythms_by_the_clock_are_kept(latents: dict[str, str], tmp_path: Path) -> None:
