@@ -53,6 +53,8 @@ class RunData:
     redone_steps: int = 0
     """Steps that were trained again after a restart."""
     validation: list[Row] = field(default_factory=list)
+    reading: list[Row] = field(default_factory=list)
+    """How the data was read, one row an interval, ascending steps."""
     system: dict[int, list[Row]] = field(default_factory=dict)
     """By node, in time order."""
     checkpoints: list[tuple[int, float | None]] = field(default_factory=list)
@@ -149,6 +151,7 @@ def collect(run: RunDirectory) -> RunData:
     data.train = last_attempt(iter(every_row))
     data.redone_steps = len(every_row) - len(data.train)
     data.validation = _with_step(read_list("validation metrics", lambda: run.read_metrics("validation")))
+    data.reading = _with_step(read_list("data metrics", lambda: run.read_metrics("data")))
     for kind in read_list("metrics", run.metric_kinds):
         node = kind.removeprefix("system-node")
         if node != kind and node.isdecimal() and len(node) < 7:

@@ -9,6 +9,7 @@ from statistics import median
 from isthmus.core.report.charts import render
 from isthmus.core.report.collect import Row, RunData
 from isthmus.core.report.images import Picture
+from isthmus.core.report.reading import reading_charts
 from isthmus.core.report.system import energy_kilowatt_hours, system_charts
 from isthmus.core.report.text import duration, escape, figure, finite, moment, short, size
 from isthmus.core.report.training import Training, validation_charts
@@ -122,6 +123,12 @@ def training_section(training: Training) -> str:
 def validation_section(data: RunData, training: Training) -> str:
     """Validation loss, whole and by timestep."""
     charts = "".join(render(chart) for chart in validation_charts(data, training))
+    return f'<div class="charts">{charts}</div>' if charts else ""
+
+
+def reading_section(data: RunData, training: Training) -> str:
+    """How the data was read."""
+    charts = "".join(render(chart) for chart in reading_charts(data, training))
     return f'<div class="charts">{charts}</div>' if charts else ""
 
 

@@ -55,6 +55,7 @@ def render_page(data: RunData, *, written: float) -> str:
         ("training", "Training", sections.training_section(training)),
         ("validation", "Validation", sections.validation_section(data, training)),
         ("samples", "Samples", sections.samples_section(data)),
+        ("data", "Data", sections.reading_section(data, training)),
         ("system", "System", sections.system_section(data)),
         ("events", "Events", sections.events_section(data)),
         ("checkpoints", "Checkpoints", sections.checkpoints_section(data)),

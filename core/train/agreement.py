@@ -6,7 +6,6 @@ the same cause instead of with a timeout each. Without a process group all of it
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -51,14 +50,6 @@ def barrier() -> None:
     """Wait for every rank."""
     if world_size() > 1:
         dist.barrier()
-
-
-def patient_barrier(patience: datetime.timedelta) -> None:
-    """Wait for every rank longer than the process group's timeout would."""
-    if world_size() > 1:
-        group = dist.new_group(backend="gloo", timeout=patience)
-        dist.barrier(group=group)
-        dist.destroy_process_group(group)
 
 
 def on_rank_0(work: Callable[[], T]) -> T:

@@ -133,7 +133,14 @@ class Loop:
             pinned=self.engine.device.type == "cuda",
         )
         self.reading = ReadingLog(
-            self.recipe, self.engine, self.run, self.setup.sources, loader, followed, self.setup.attempt
+            self.recipe,
+            self.engine,
+            self.run,
+            self.setup.sources,
+            loader,
+            followed,
+            attempt=self.setup.attempt,
+            step=self.state.step,
         )
         return loader
 

@@ -24,6 +24,7 @@ class ReadingLog:
     Args:
         loader: this rank's.
         plan: that it follows.
+        step: steps that were done before.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class ReadingLog:
         sources: Sources,
         loader: Loader,
         plan: Plan,
+        *,
         attempt: int,
+        step: int,
     ) -> None:
+        self._step = step
         self._engine, self._attempt, self._sources = engine, attempt, sources
         watched, depth = recipe.monitor.data_wait, recipe.data.read_depth
         self._fixed_depth = depth if isinstance(depth, int) else None
@@ -57,6 +61,9 @@ class ReadingLog:
 
     def record(self, step: int) -> None:
         """Write how all ranks read since the last row, up to the `step` steps done; to be entered by all of them."""
+        if step == self._step:
+            return
+        self._step = step
         mine = torch.tensor(self._meter.take(), dtype=torch.float64, device=self._engine.device)
         summed = self._engine.all_reduce(mine).tolist()
         if self._writer is None:
