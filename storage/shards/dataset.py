@@ -159,14 +159,22 @@ def open_dataset(uri: str | Sequence[str]) -> Dataset:
     places: dict[str, str] = {}
     if len(roots) > 1:
         for root in reversed(roots):
-            store, path = filesystem(root)
-            try:
-                with storage_errors("list", root):
-                    listed = store.ls(path, detail=False)
-            except FileNotFoundError:
-                raise DatasetNotFound("no such place", where=root) from None
-            places |= {str(entry).rpartition("/")[2]: root for entry in listed}
+            places |= dict.fromkeys(_list(root, deep=manifest.columns is not None), root)
     return Dataset(roots, manifest, index, places)
+
+
+def _list(root: str, *, deep: bool) -> list[str]:
+    """The names of the files at a root; `deep`: those in its folders, too, which only foreign datasets have."""
+    store, path = filesystem(root)
+    try:
+        with storage_errors("list", root):
+            listed = store.find(path) if deep else store.ls(path, detail=False)
+            if deep and not listed and not store.exists(path):
+                raise FileNotFoundError
+    except FileNotFoundError:
+        raise DatasetNotFound("no such place", where=root) from None
+    base = path.rstrip("/") + "/"
+    return [str(entry).removeprefix(base) if deep else str(entry).rpartition("/")[2] for entry in listed]
 
 
 def read_manifest(uri: str) -> Manifest:

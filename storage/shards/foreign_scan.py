@@ -191,24 +191,25 @@ def _scan(ranges: Ranges, file: File, columns: ColumnMap, rule: BucketRule) -> S
 def check_columns(footer: Footer, columns: ColumnMap, rule: BucketRule, file: File) -> None:
     """UsageError when a column of the map is missing or of a type that cannot hold what it shall."""
     schema = {field.name: field.type for field in footer.metadata.schema.to_arrow_schema()}
-    checks: dict[str, Callable[[Any], str | None]] = dict.fromkeys(columns.names(), wrong_array_type)
+    numbers = [*(columns.original_size or ()), *(columns.crop or ()), *(rule.sides or ())]
+    arrays, texts = [], [columns.source, rule.column]
     for caption in columns.captions:
+        texts.append(caption.caption)
         for text in caption.text.values():
-            if text.length is not None:
-                checks[text.length] = wrong_number_type
-        if caption.caption is not None:
-            checks[caption.caption] = wrong_text_type
-    if columns.key is not None:
-        checks[columns.key] = lambda kind: wrong_text_type(kind, key=True)
-    if columns.source is not None:
-        checks[columns.source] = wrong_text_type
-    for name in (*(columns.original_size or ()), *(columns.crop or ()), *(rule.sides or ())):
-        checks[name] = wrong_number_type
-    if columns.flipped is not None:
-        checks[columns.flipped] = lambda kind: wrong_number_type(kind, flag=True)
-    if rule.column is not None:
-        checks[rule.column] = wrong_text_type
-    for name, wrong in checks.items():
+            arrays += [text.tokens, text.pooled]
+            numbers += [text.length] if text.length is not None else []
+    for latent in columns.latents.values():
+        arrays += [latent.mean, latent.logvar]
+    checks: list[tuple[str | None, Callable[[Any], str | None]]] = [
+        (columns.key, lambda kind: wrong_text_type(kind, key=True)),
+        (columns.flipped, lambda kind: wrong_number_type(kind, flag=True)),
+        *((name, wrong_text_type) for name in texts),
+        *((name, wrong_number_type) for name in numbers),
+        *((values and values.column, wrong_array_type) for values in arrays),
+    ]
+    for name, wrong in checks:
+        if name is None:
+            continue
         if name not in schema or name not in footer.leaves:
             close = difflib.get_close_matches(name, schema, n=1)
             raise UsageError(

@@ -133,6 +133,8 @@ def table(columns: Sequence[Column], values: Mapping[str, Any], schema: Any) -> 
 
 def finite_rows(values: NDArray[np.float16]) -> NDArray[np.bool_]:
     """Which rows of a [rows, ...] fp16 array hold no NaN and no infinity; [rows]."""
+    if not len(values):
+        return np.ones(0, np.bool_)
     bits = values.reshape(len(values), -1).view(np.uint16)
     # An fp16 is finite unless its five exponent bits are all ones; numpy has no fast isfinite for fp16.
     return np.fromiter((bool(np.all((row & 0x7C00) != 0x7C00)) for row in bits), np.bool_, len(bits))

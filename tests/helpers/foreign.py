@@ -96,7 +96,9 @@ LAYOUTS = [as_fixed, as_binary, as_large_binary, as_list16, as_list32, as_list64
 
 def samples(count: int, *, first: int = 0, bucket: str = "1:1", seed: int = 0) -> list[Sample]:
     """Samples of `synthetic.TINY` at 64 px."""
-    return [sample(TINY, number, bucket=bucket, seed=seed, prefix="f") for number in range(first, first + count)]
+    return [
+        sample(TINY, number, bucket=bucket, seed=seed, prefix="f") for number in range(first, first + count)
+    ]
 
 
 def table(rows: Sequence[Sample], layout: Layout = as_binary, **replaced: Any) -> Any:
@@ -144,7 +146,11 @@ def mapped(**changes: Any) -> dict[str, Any]:
         section: Any = found
         *path, last = place.split(".")
         for name in path:
-            section = section[int(name)] if isinstance(section, list) else section[int(name) if name.isdigit() else name]
+            section = (
+                section[int(name)]
+                if isinstance(section, list)
+                else section[int(name) if name.isdigit() else name]
+            )
         if value is None:
             section.pop(last, None)
         else:
