@@ -99,7 +99,7 @@ class Cache:
 
         Args:
             reads: file and bytes, in order, behind what was expected before and not read yet.
-            rest: ending of a file's name -> how often such a file is read in whole after these reads.
+            rest: ending of a file's name -> how often such a file is read in whole after these reads, by all processes.
             anew: the reads replace what was expected before.
         """
         with self._lock:

@@ -5,7 +5,7 @@ store need not send. A copy of a file costs its size once; it saves what is read
 an epoch are permuted over all files, so a file is read a little at a time: where the cache is smaller than what is
 read, taking a file for one block of it costs a hundred times what it saves. Hence the two rules:
 
-- a file is taken only if at least `ENOUGH` of it will be read;
+- a file is taken only if at least `ENOUGH` of it will be read after it is there;
 - files that are still needed make way only for one that will have saved more than its own size beyond what they
   would have saved by then. Where each file is read once in a known order, that is Belady's rule with the choice not
   to keep a file at all.
@@ -43,7 +43,7 @@ class Plan:
     size: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """[reads] bytes."""
     rest: Mapping[str, float] = field(default_factory=dict)
-    """Ending of a file's name -> how often a file of that kind is read in whole after these reads."""
+    """Ending of a file's name -> how often all ranks of the node together read a file of that kind after these reads."""
     done: int = 0
     """Bytes of these reads that lie behind."""
 
@@ -81,13 +81,13 @@ class Future:
     """What will be read of one file."""
 
     times: NDArray[np.float64]
-    """[reads] ascending: bytes that a rank reads before this one."""
+    """[reads] ascending: bytes that a rank reads before this one; infinite for what is read some day."""
     total: NDArray[np.float64]
     """[reads] bytes read of the file up to and including each."""
 
     @property
     def first(self) -> float:
-        """When the file is needed next; infinite if never."""
+        """When the file is needed next; infinite if nobody knows when, or never."""
         return float(self.times[0]) if len(self.times) else np.inf
 
     @property
@@ -160,7 +160,6 @@ class Forecast:
         self._plans = list(plans)
         self._reads: dict[FileKey, list[tuple[NDArray[np.float64], NDArray[np.float64]]]] = {}
         self._futures: dict[FileKey, Future] = {}
-        self._end = 1.0
         for plan in self._plans:
             self._add(plan)
 
@@ -170,7 +169,6 @@ class Forecast:
         if not still.any():
             return
         files, sizes, starts = plan.file[still], plan.size[still].astype(np.float64), starts[still]
-        self._end = max(self._end, float(starts[-1] + sizes[-1]))
         order = np.argsort(files, kind="stable")
         files, sizes, starts = files[order], sizes[order], starts[order]
         first = np.flatnonzero(np.diff(files, prepend=-1))
@@ -183,9 +181,10 @@ class Forecast:
         key = dataset, name
         if key not in self._futures:
             parts = list(self._reads.get(key, ()))
-            rest = sum(plan.times_after(name) for plan in self._plans if plan.dataset == dataset) * size
+            rests = [plan.times_after(name) for plan in self._plans if plan.dataset == dataset]
+            rest = max(rests, default=0.0) * size
             if rest:
-                parts.append((np.array([self._end]), np.array([rest])))
+                parts.append((np.array([np.inf]), np.array([rest])))
             times = np.concatenate([part[0] for part in parts]) if parts else _EMPTY
             sizes = np.concatenate([part[1] for part in parts]) if parts else _EMPTY
             if len(parts) > 1:
@@ -207,7 +206,9 @@ def make_way(
         kept: the files that may be given up, as `latest_first` orders them: each with what will be read of it, and
             its bytes.
     """
-    if wanted.bytes < ENOUGH * size:
+    # While it is fetched a rank reads about as many bytes, so what is needed of it before then comes too soon.
+    missed = float(wanted.by(np.array([np.nextafter(size, 0)]))[0])
+    if wanted.bytes - missed < ENOUGH * size:
         return None
     victims: list[Entry] = []
     lost: list[Future] = []
@@ -221,7 +222,7 @@ def make_way(
     if room < size:
         return None
     if lost:
-        saved = wanted.total - sum(future.by(wanted.times) for future in lost)
+        saved = wanted.total - missed - sum(future.by(wanted.times) for future in lost)
         if saved.max() <= size:
             return None
     return victims

@@ -69,22 +69,26 @@ def test_ranks_are_added_up_on_one_clock() -> None:
     assert forecast.of("data", "a", 50).times.tolist() == [0, 10]
     assert forecast.of("data", "a", 50).bytes == 20
     assert forecast.of("data", "b", 50).total.tolist() == [10, 110]
+    assert forecast.of("data", "b", 50).times.tolist() == [10, math.inf]
     assert forecast.of("other", "a", 50).first == math.inf
 
 
 def test_room_is_filled_only_with_files_of_which_enough_is_read() -> None:
-    assert way("a", 100, [], [("a", 50)]) == []
-    assert way("a", 100, [], [("a", 49)]) is None
-    assert way("a", 100, [], [("a", 10)], rest={"": 1.0}) == []
-    assert way("a", 99, [], [("a", 100)]) is None
+    first = ("x", 100)
+    assert way("a", 100, [], [first, ("a", 50)]) == []
+    assert way("a", 100, [], [first, ("a", 49)]) is None
+    assert way("a", 100, [], [("a", 10), first], rest={"": 1.0}) == []
+    assert way("a", 99, [], [first, ("a", 100)]) is None
+    # What is read of a file before it can be there needs no copy.
+    assert way("a", 100, [], [("a", 100), ("a", 49)]) is None
 
 
 def test_what_is_never_needed_again_goes_first_then_what_is_needed_last() -> None:
-    reads = [("new", 100), ("new", 100), ("soon", 10), ("late", 10)]
+    reads = [("x", 100), ("new", 100), ("new", 100), ("soon", 10), ("late", 10)]
     assert way("new", 0, ["soon", "gone", "late"], reads) == ["gone"]
     assert way("new", 0, ["soon", "late"], reads) == ["late"]
     # Once before anything else is needed saves nothing: the file would be fetched for the one read.
-    assert way("new", 0, ["soon", "late"], reads[1:]) is None
+    assert way("new", 0, ["soon", "late"], [reads[0], *reads[2:]]) is None
 
 
 def test_a_file_that_is_still_needed_does_not_make_way_for_one_block() -> None:
@@ -95,7 +99,7 @@ def test_a_file_that_is_still_needed_does_not_make_way_for_one_block() -> None:
 
 
 def test_a_folder_that_must_shrink_makes_way_for_more_than_the_file() -> None:
-    assert way("a", -150, ["x", "y", "z"], [("a", 100)]) == ["x", "y", "z"]
+    assert way("a", -150, ["x", "y", "z"], [("b", 100), ("a", 100)]) == ["x", "y", "z"]
 
 
 # --- on the real order ---
