@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.storage.shards.layout import columns_of, siblings
-from isthmus.storage.shards.manifest import INDEX, MANIFEST, Manifest, SideFile
+from isthmus.storage.shards.manifest import INDEX, MANIFEST, Manifest, SideFile, parse_manifest
 from isthmus.storage.shards.spec import AutoencoderSpec, DatasetSpec, EncoderSpec
 from isthmus.storage.shards.synthetic import latent_shape
 
@@ -110,3 +112,42 @@ def write_large_index(
     (folder / INDEX).write_bytes(data)
     (folder / MANIFEST).write_bytes(manifest.dump())
     return manifest
+
+
+def repeat_shards(folder: Path, target: Path, times: int) -> Manifest:
+    """A dataset of `times` as many shards as the one in `folder`: links to its files under further names.
+
+    Its keys repeat, but it costs no disk and no time: for memory and speed, not for the order.
+    """
+    manifest = parse_manifest((folder / MANIFEST).read_bytes(), str(folder))
+    table = pq.read_table(folder / INDEX)
+    numbers = [int(name.removeprefix("part-")) for name in table["shard"].to_pylist()]
+    shards = max(numbers) + 1
+    target.mkdir(parents=True)
+    parts = []
+    for copy in range(times):
+        names = pa.array([f"part-{number + copy * shards:05d}" for number in numbers])
+        parts.append(table.set_column(table.column_names.index("shard"), "shard", names))
+        for path in folder.glob("part-*.parquet"):
+            head, _, rest = path.name.partition(".")
+            number = int(head.removeprefix("part-")) + copy * shards
+            os.link(path, target / f"part-{number:05d}.{rest}")
+    sink = io.BytesIO()
+    pq.write_table(pa.concat_tables(parts), sink, compression="zstd", store_schema=False)
+    (target / INDEX).write_bytes(sink.getvalue())
+    for name in manifest.files:
+        if name != INDEX:
+            os.link(folder / name, target / name)
+    repeated = replace(
+        manifest,
+        samples=manifest.samples * times,
+        rows={
+            bucket: {size: n * times for size, n in rows.items()} for bucket, rows in manifest.rows.items()
+        },
+        shards=manifest.shards * times,
+        blocks=manifest.blocks * times,
+        size=manifest.size * times,
+        files={**manifest.files, INDEX: SideFile.of(sink.getvalue())},
+    )
+    (target / MANIFEST).write_bytes(repeated.dump())
+    return repeated
