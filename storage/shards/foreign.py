@@ -94,8 +94,8 @@ class ForeignReader:
         _, text = self._files.of(block, roles.text)
         return rows * roles.row_bytes + 2 * text
 
-    def read(self, block: int, caption: int = 0) -> Block:
-        """Reads a whole block.
+    def read(self, block: int, caption: int = 0, *memory: Bytes) -> Block:
+        """Reads a whole block, into memory of its own (`memory` is for blocks that are `direct`).
 
         Raises:
             CorruptShard: the file is not the one that was indexed, its bytes cannot be decoded or would take more memory

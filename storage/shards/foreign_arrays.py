@@ -140,6 +140,10 @@ def _raw(chunk: Any, wanted: Wanted, first: int) -> tuple[Bytes, Int64, np.dtype
     """The chunk's bytes, where each row begins in them and the last ends [rows + 1], and the type of its numbers."""
     chunk = _storage(chunk)
     if pa.types.is_dictionary(chunk.type):
+        # A long value may stand for every row: refused before it is copied to all of them.
+        longest = max((len(value) for value in chunk.dictionary.to_pylist() if value is not None), default=0)
+        if longest > 4 * wanted.values:
+            raise ValueError(f"a value of {longest} bytes, not {wanted.values} values")
         chunk = chunk.dictionary_decode()
     _refuse_nulls(chunk, first)
     kind = chunk.type
@@ -195,7 +199,7 @@ def text_rows(column: Any, *, null: str | None = None) -> list[str]:
     Args:
         null: what stands for a row without text; None: such a row is WrongRow.
     """
-    found: list[str] = column.to_pylist()
+    found = _pylist(column)
     if not column.null_count and str(column.type) in ("string", "large_string"):
         return found
     found, values = [], found
@@ -213,6 +217,18 @@ def text_rows(column: Any, *, null: str | None = None) -> list[str]:
             value = str(value)
         found.append(value)
     return found
+
+
+def _pylist(column: Any) -> list[Any]:
+    """The rows as Python values; of a dictionary's each once, however many rows have it."""
+    if not pa.types.is_dictionary(column.type):
+        found: list[Any] = column.to_pylist()
+        return found
+    rows: list[Any] = []
+    for chunk in column.chunks:
+        words = chunk.dictionary.to_pylist()
+        rows += [None if at is None else words[at] for at in chunk.indices.to_pylist()]
+    return rows
 
 
 def number_rows(column: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> NDArray[np.int32]:

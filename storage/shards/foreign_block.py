@@ -48,7 +48,7 @@ class Expected:
         """Bytes that its pages may unpack to: doubles with levels, dictionaries and half as much again."""
         if self.kind == "text":
             return MAX_TEXT_BYTES
-        return rows * (15 * self.values + 96) + (1 << 25)
+        return rows * (15 * self.values + 96) + (1 << 23)
 
     def bytes(self, rows: int) -> int:
         """Bytes that it usually takes."""
