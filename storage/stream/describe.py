@@ -188,12 +188,18 @@ def _read_keys(dataset: Dataset, shard: str, row_group: int) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    uri = dataset.file_uri(shard)
+    uri, foreign = dataset.file_uri(shard), dataset.manifest.columns
+    name = "key" if foreign is None else foreign.key
     store, path = filesystem(uri)
     try:
-        with storage_errors("read", uri), store.open(path, "rb") as file:
-            found = pq.ParquetFile(file).read_row_group(row_group, columns=["key"]).column("key")
-            return [str(key) for key in found.to_pylist()]
+        with storage_errors("read", uri), store.open(path, "rb") as opened:
+            file = pq.ParquetFile(opened)
+            if name is None:
+                rows = file.metadata.row_group(row_group).num_rows
+                return [f"{shard}#{row_group}:{row}" for row in range(rows)]
+            return [
+                str(key) for key in file.read_row_group(row_group, columns=[name]).column(name).to_pylist()
+            ]
     except FileNotFoundError:
         raise CorruptShard("the file is missing", shard=shard, row_group=row_group) from None
     except (pa.ArrowException, KeyError, IndexError) as error:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import foreign
+import pyarrow as pa
 import pytest
 from training import make_latents, recipe_data, write_recipe
 
@@ -19,7 +21,10 @@ from isthmus.core.train.describing import view_recipe, view_run
 from isthmus.errors import DatasetMismatch, UsageError
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.shards import open_dataset
-from isthmus.storage.stream import Loader, Plan
+from isthmus.storage.shards.foreign_build import index_files
+from isthmus.storage.shards.foreign_settings import parse_settings
+from isthmus.storage.stream import Loader, Plan, Segment
+from isthmus.storage.stream.describe import Describer
 
 STAGES = [
     {"name": "a", "resolution": 16, "steps": 6, "global_batch_size": 8, "micro_batch_size": 4, "learning_rate": 1e-2},
@@ -171,6 +176,29 @@ def test_a_run_is_told_with_its_rewinds_and_skips(
         view_run(run, [f"data.sources.0.uri={make_latents(tmp_path / 'other', samples=40)}"])
     with pytest.raises(UsageError, match="order is its own"):
         view_run(run, ["seed=4"])
+
+
+@pytest.mark.parametrize("key", ["id", None])
+def test_rows_of_files_that_others_made_are_named_by_their_own_files(tmp_path: Path, key: str | None) -> None:
+    files = tmp_path / "theirs"
+    for number in range(3):
+        rows = foreign.samples(20, first=20 * number)
+        foreign.write(
+            files / f"deep/{number}.parquet", foreign.table(rows, id=pa.array(range(number, 20 + number)))
+        )
+    settings = parse_settings(foreign.mapped(**{"columns.key": key}))
+    index_files([str(files)], None, settings)
+    dataset = open_dataset(str(files))
+    plan = Plan((Segment(0, 0, 0, 8),))
+    order = {"seed": 3, "lanes": 4, "shuffle_window": 16, "stages": [64], "plan": plan}
+    describer = Describer([dataset], [1], **order)  # type: ignore[arg-type]
+    with Loader([dataset], [1], **order) as loader:  # type: ignore[arg-type]
+        for step in range(6):
+            described = describer.step(step)
+            assert describer.keys(described) == next(loader).keys
+            assert {place.shard for place in described.rows} <= {
+                f"deep/{number}.parquet" for number in range(3)
+            }
 
 
 @pytest.mark.parametrize(
