@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import UsageError
-from isthmus.storage.shards.blocks import BlockReader
+from isthmus.storage.shards.blocks import block_reader
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.stream.loader import Loader
 
@@ -121,7 +121,7 @@ def row_bytes(dataset: Dataset, resolution: int) -> float:
     if not len(blocks):
         raise UsageError(f"no images that reach {resolution} px", where=dataset.uri)
     some = blocks[np.linspace(0, len(blocks) - 1, min(len(blocks), 64)).astype(np.int64)].tolist()
-    reader = BlockReader(dataset, resolution)
+    reader = block_reader(dataset, resolution)
     return sum(reader.size(block, 0) for block in some) / sum(int(index.rows[block]) for block in some)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty import FaultyServer, Request, late, slow_down
 from training import recipe_data, write_recipe
 
 from isthmus.cli.app import main
@@ -63,6 +66,30 @@ def test_an_object_store_is_benched_as_well(
     assert found["depths"][0]["bytes"] > 0
     assert found["resolution"] == 16
     assert found["limit"] != "disk"
+
+
+def test_over_http_the_bench_finds_that_latency_limits_and_that_requests_failed(
+    latents: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--batch-size", "8", "--lanes", "4", "--window", "16", "--resolution", "16", "--seconds", "0.4"]
+    with FaultyServer(Path(latents["dit"])) as server:
+        server.fail(late(0.04), times=10**9, match="part-")
+        found = bench(capsys, server.url, *few, "--depth", "1,4")
+        one, four = found["depths"]
+        assert one["latency_s"]["p50"] >= 0.04
+        assert four["samples_per_s"] > 1.5 * one["samples_per_s"]
+        assert found["limit"] == "latency"
+        server.forgive()
+        server.fail(slow_down(), times=10**9, match="part-", when=every_fifth())
+        throttled = bench(capsys, server.url, *few, "--depth", "4")
+        assert throttled["depths"][0]["throttled"] > 0
+        assert throttled["limit"] == "throttling"
+
+
+def every_fifth() -> Callable[[Request], bool]:
+    """True for each fifth request."""
+    counted = itertools.count(1)
+    return lambda _: next(counted) % 5 == 0
 
 
 def test_with_a_recipe_its_order_and_settings_are_read_and_roots_take_the_place_of_its_sources(
