@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,37 @@ class Block:
             self.strings[column.name] = decode_strings(page, self.rows)
         else:
             self.numbers[column.name] = decode_bools(page, self.rows)
+
+
+class Blocks(Protocol):
+    """Reads the blocks of a dataset at one resolution; safe to share between threads."""
+
+    def direct(self, block: int) -> bool:
+        """Whether rows of a block can be read into the caller's memory without a copy."""
+
+    def files(self, block: int, caption: int = 0) -> list[tuple[str, int]]:
+        """The files that a block is read from, and the bytes that are read of each."""
+
+    def size(self, block: int, caption: int = 0) -> int:
+        """Bytes of a block in memory."""
+
+    def read(self, block: int, caption: int = 0, *memory: Bytes) -> Block:
+        """A whole block; `direct` ones in the memory that is given."""
+
+
+def block_reader(
+    dataset: Dataset,
+    resolution: int,
+    *,
+    check: bool = True,
+    ranges: Callable[[str], Ranges] | None = None,
+) -> Blocks:
+    """The reader that suits a dataset's files: ours, or those that others made."""
+    if dataset.manifest.columns is not None:
+        from isthmus.storage.shards.foreign import ForeignReader
+
+        return ForeignReader(dataset, resolution, ranges, check=check)
+    return BlockReader(dataset, resolution, check=check, ranges=ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +168,14 @@ class BlockReader:
         lengths = self.dataset.index.sibling(part.sibling).length
         return [int(length) for length in lengths[block, part.first : part.first + len(part.columns)]]
 
-    def read(self, block: int, caption: int, buffer: Bytes | None = None) -> Block:
+    def read(self, block: int, caption: int = 0, *memory: Bytes) -> Block:
         """Reads a whole block.
 
         Args:
             block: position in the dataset's index.
             caption: which of the captions.
-            buffer: at least :meth:`size` bytes, of which the result's columns are views if the store can fill them;
-                fresh memory without it.
+            memory: one buffer of at least :meth:`size` bytes, of which the result's columns are views if the store
+                can fill it; fresh memory without it.
 
         Raises:
             CorruptShard: a checksum differs, also when read again, or the bytes are not what the index says.
@@ -155,7 +186,7 @@ class BlockReader:
         for part in self._parts(block, caption):
             lengths = self._lengths(block, part)
             size = sum(lengths)
-            into = None if buffer is None else buffer[at : at + size]
+            into = memory[0][at : at + size] if memory else None
             at += size
             data = self._read_part(block, part, size, into)
             wrong = self._wrong_column(block, part, lengths, data)

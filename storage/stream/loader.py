@@ -16,7 +16,7 @@ import numpy as np
 
 from isthmus.errors import UsageError
 from isthmus.storage.ranges.counters import Counters
-from isthmus.storage.shards.blocks import BlockReader
+from isthmus.storage.shards.blocks import block_reader
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.spec import Float16, TextColumn
 from isthmus.storage.stream.access import Access
@@ -284,7 +284,7 @@ class Loader:
                 self._repeats,
                 self._buckets,
                 readers=[
-                    BlockReader(dataset, resolution, check=self._check, ranges=access.ranges)
+                    block_reader(dataset, resolution, check=self._check, ranges=access.ranges)
                     for dataset, access in zip(self.datasets, self._access, strict=True)
                 ],
                 **self._order_settings,

@@ -48,6 +48,11 @@ class Need:
         """Of the blocks in use and the batch buffers."""
         return sum(share.bytes for share in self.shares.values()) + self.batches
 
+    @property
+    def windows(self) -> int:
+        """Of one window of every bucket."""
+        return sum(share.lanes * share.window * share.row for share in self.shares.values())
+
 
 def need_of(
     stage: int,

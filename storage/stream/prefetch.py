@@ -10,9 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from isthmus.errors import IsthmusError, StorageError
 from isthmus.storage.stream.batch import Allocate
@@ -20,39 +18,12 @@ from isthmus.storage.stream.depth import Depth
 from isthmus.storage.stream.pool import Pool
 from isthmus.storage.stream.reading import copy, scatter
 from isthmus.storage.stream.stage import BlockKey
+from isthmus.storage.stream.state import State
 from isthmus.storage.stream.windows import Opening, Planner
 from isthmus.storage.stream.work import Job, Kept, Read, Target
 
 LENT = 2
 """Batches that the consumer may look at."""
-
-
-@dataclass(eq=False)
-class _State:
-    """What the lock guards."""
-
-    wanted: int
-    """The next step to deliver."""
-    opening: int
-    """The next step whose windows are to be opened."""
-    planning: bool = False
-    full: bool = False
-    """The next window has to wait for memory."""
-    stopped: bool = False
-    failure: BaseException | None = None
-    """Planning or opening the step `opening` failed."""
-    broken: BaseException | None = None
-    """A thread died of something that was not caught where it belongs."""
-    jobs: dict[int, Job] = field(default_factory=dict)
-    queue: deque[Read | Kept] = field(default_factory=deque)
-    """To be read, in the order of need."""
-    active: dict[Read | Kept, float] = field(default_factory=dict)
-    """Being read, since when."""
-    lent: deque[Job] = field(default_factory=deque)
-    """The batches that the consumer may still look at."""
-    waited: float = 0.0
-    """Seconds spent in :meth:`Prefetcher.next`."""
-    delivered: int = 0
 
 
 class Prefetcher:
@@ -84,7 +55,7 @@ class Prefetcher:
         self._ahead, self._expect, self._capacity = ahead, expect, capacity
         self._wait_limit, self.depth = wait_limit, depth
         self._pool = Pool(allocate)
-        self._state = _State(wanted=start_step, opening=start_step)
+        self._state = State(wanted=start_step, opening=start_step)
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
@@ -106,17 +77,15 @@ class Prefetcher:
         """Figures so far."""
         state = self._state
         with self._lock:
-            ready = 0
-            while (job := state.jobs.get(state.wanted + ready)) is not None and not job.left:
-                ready += 1
             return {
                 "depth": self.depth.value,
                 "in_flight": len(state.active),
-                "ready_steps": ready,
+                "ready_steps": state.ready_steps(),
                 "resident_bytes": self._pool.bytes,
                 "wait_s": state.waited,
                 "steps": state.delivered,
                 "split_blocks": self._planner.split_blocks,
+                "read_bytes_wasted": self._planner.read_bytes_wasted,
             }
 
     def next(self) -> Job:
@@ -130,13 +99,13 @@ class Prefetcher:
         with self._lock:
             if len(state.lent) >= LENT:
                 self._recycle(state.lent.popleft())
-            if not self._settled():
-                while not state.stopped and not self._settled():
+            if not state.settled():
+                while not state.stopped and not state.settled():
                     left = began + self._wait_limit - time.monotonic()
                     if left <= 0:
                         raise StorageError(
                             f"step {state.wanted} did not come within {self._wait_limit:g} s; "
-                            f"waiting for {self._waiting_for()}"
+                            f"waiting for {state.waiting_for(self._name)}"
                         )
                     self._ready.wait(left)
                 self.depth.waited()
@@ -146,40 +115,16 @@ class Prefetcher:
             state.waited += time.monotonic() - began
             if state.stopped:
                 raise StorageError("the loader is closed")
-            job = state.jobs.get(state.wanted)
-            error = state.broken or (job.error if job is not None else None)
-            if error is None and state.wanted >= state.opening:
-                error = state.failure
+            error = state.error()
             if error is not None:
                 raise error
-            assert job is not None
-            del state.jobs[state.wanted]
+            job = state.jobs.pop(state.wanted)
             state.lent.append(job)
             state.wanted += 1
             state.delivered += 1
             state.full = False  # what is due now is opened in any case
             self._work.notify()
             return job
-
-    def _settled(self) -> bool:
-        state = self._state
-        job = state.jobs.get(state.wanted)
-        if state.broken is not None or (state.failure is not None and state.wanted >= state.opening):
-            return True
-        return job is not None and (not job.left or job.error is not None)
-
-    def _waiting_for(self) -> str:
-        job = self._state.jobs.get(self._state.wanted)
-        if job is None:
-            return "the step to be planned"
-        now = time.monotonic()
-        for item, since in self._state.active.items():
-            if job in item.jobs():
-                return f"{self._name(item.key)}, which has been read for {now - since:.1f} s"
-        for item in self._state.queue:
-            if job in item.jobs():
-                return f"{self._name(item.key)}, which is not being read yet"
-        return "its rows to be copied"
 
     def stop(self) -> None:
         """Tells the threads to stop."""
@@ -246,7 +191,7 @@ class Prefetcher:
             return None
         item = state.queue.popleft()
         if isinstance(item, Kept) and not self._room_for(item):
-            due = next((other for other in (item, *state.queue) if self._due(other)), None)
+            due = next((other for other in (item, *state.queue) if state.due(other)), None)
             if due is not item:
                 state.queue.appendleft(item)
                 if due is None:
@@ -261,10 +206,6 @@ class Prefetcher:
                 self._pool.count_block(item.size)
         chosen = item
         return lambda: self._read(chosen)
-
-    def _due(self, item: Read | Kept) -> bool:
-        job = self._state.jobs.get(self._state.wanted)
-        return job is not None and job in item.jobs()
 
     def _room_for(self, item: Kept) -> bool:
         capacity = self._capacity(self._state.wanted)
@@ -354,7 +295,7 @@ class Prefetcher:
                     self._give_up(kept, 1)
 
     def _read(self, item: Read | Kept) -> None:
-        began, processor = time.monotonic(), time.thread_time()
+        began = time.monotonic()
         failure: BaseException | None = None
         try:
             if isinstance(item, Read):
@@ -363,11 +304,11 @@ class Prefetcher:
                 self._load(item)
         except BaseException as error:  # noqa: BLE001 - the step that needs the rows raises it
             failure = error
-        wall, spent = time.monotonic() - began, time.thread_time() - processor
+        took = time.monotonic() - began
         with self._lock:
             del self._state.active[item]
             self._state.full = False
-            self.depth.read(wall, spent)
+            self.depth.read(took, item.size)
             if failure is not None:
                 if not isinstance(failure, IsthmusError):
                     self._state.broken = failure
@@ -382,7 +323,8 @@ class Prefetcher:
 
     def _load(self, kept: Kept) -> None:
         """Reads a block and copies its rows; those that are asked for meanwhile, too."""
-        block = kept.reader.read(kept.key.block, kept.key.caption, kept.buffer)
+        memory = () if kept.buffer is None else (kept.buffer,)
+        block = kept.reader.read(kept.key.block, kept.key.caption, *memory)
         while True:
             with self._lock:
                 copies, kept.copies = kept.copies, []

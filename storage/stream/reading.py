@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isthmus.storage.shards.blocks import Block
+from isthmus.storage.shards.blocks import Block, BlockReader
 from isthmus.storage.stream.work import Read, Target
 
 _NOWHERE = memoryview(bytearray(1 << 20))
@@ -24,8 +24,9 @@ def scatter(read: Read) -> None:
             nowhere if target is None else target[0].buffer.slots[column][target[1]]  # type: ignore[union-attr]
             for target in targets
         ]
-    key = read.key
-    block = read.reader.scatter(key.block, key.caption, range(read.first, read.first + len(targets)), slots)
+    key, reader = read.key, read.reader
+    assert isinstance(reader, BlockReader)  # only these are direct
+    block = reader.scatter(key.block, key.caption, range(read.first, read.first + len(targets)), slots)
     _small(block, [(row, target) for row, target in enumerate(targets) if target is not None])
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.errors import DatasetMismatch, UsageError
-from isthmus.storage.shards.blocks import BlockReader
+from isthmus.storage.shards.blocks import Blocks, block_reader
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS
 from isthmus.storage.shards.spec import EncoderSpec
@@ -52,10 +52,10 @@ class StageReader:
         seed: int,
         lanes: int,
         shuffle_window: int,
-        readers: Sequence[BlockReader] | None = None,
+        readers: Sequence[Blocks] | None = None,
     ) -> None:
         self.number, self.resolution, self.datasets = number, resolution, tuple(datasets)
-        self.readers = tuple(readers or (BlockReader(dataset, resolution) for dataset in datasets))
+        self.readers = tuple(readers or (block_reader(dataset, resolution) for dataset in datasets))
         self.buckets = tuple(buckets)
         self.latent_shapes = self._shapes()
         self._blocks = []

@@ -105,6 +105,8 @@ class Planner:
         """Of stages before, until their last step is open: stage and bucket."""
         self.split_blocks = 0
         """Blocks read in more than one piece, counted at each further piece."""
+        self.read_bytes_wasted = 0
+        """Bytes read of rows that no step of this rank takes from this read, about."""
 
     def plan(self, delivered: int) -> tuple[Job, Opening]:
         """Plans the next step. Steps below `delivered` are forgotten.
@@ -270,9 +272,10 @@ class Planner:
             if self._may_cut(job.stage, run, rows, beyond, mine):
                 self.split_blocks += run.row > 0
                 if any(target is not None for target in mine):
-                    opening.work.append(
-                        Read(job.stage, key, run.row, [t if isinstance(t, tuple) else None for t in mine])
-                    )
+                    into = [target if isinstance(target, tuple) else None for target in mine]
+                    size = job.stage.size(key) * run.count // rows
+                    self.read_bytes_wasted += size * into.count(None) // run.count
+                    opening.work.append(Read(job.stage, key, run.row, into, size))
             else:
                 self._keep(job.stage, key, run, beyond, mine, lane, opening)
             at += run.count
@@ -298,7 +301,9 @@ class Planner:
         if not wanted:
             return
         self.split_blocks += run.row > 0
-        kept = Kept(stage, key, stage.size(key), wanted)
+        size, rows = stage.size(key), stage.block_rows(run.source, run.block)
+        kept = Kept(stage, key, size, wanted)
+        self.read_bytes_wasted += size * (rows - wanted) // rows
         for row, target in enumerate(targets, run.row):
             if isinstance(target, int):
                 lane.waiting[target] = (kept, row)

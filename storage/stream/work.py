@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from isthmus.storage.shards.blocks import Block, BlockReader, Bytes
+from isthmus.storage.shards.blocks import Block, Blocks, Bytes
 from isthmus.storage.stream.batch import BatchBuffer, Layout
 from isthmus.storage.stream.stage import BlockKey, StageReader
 
@@ -41,9 +41,11 @@ class Read:
     key: BlockKey
     first: int
     targets: Sequence[Target | None]
+    size: int
+    """Bytes that are read, about."""
 
     @property
-    def reader(self) -> BlockReader:
+    def reader(self) -> Blocks:
         """What reads the block."""
         return self.stage.readers[self.key.source]
 
@@ -70,7 +72,7 @@ class Kept:
     """The pooled memory that the block lies in, if it lies in any."""
 
     @property
-    def reader(self) -> BlockReader:
+    def reader(self) -> Blocks:
         """What reads the block."""
         return self.stage.readers[self.key.source]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import warnings
 from itertools import islice
@@ -14,7 +13,6 @@ from isthmus.storage.shards import open_dataset
 from isthmus.storage.shards.blocks import BlockReader
 from isthmus.storage.shards.synthetic import write_synthetic
 from isthmus.storage.stream import Loader, Plan, Segment
-from isthmus.storage.stream.access import place_data
 
 
 @pytest.fixture
@@ -190,38 +188,3 @@ def test_close_from_another_thread_ends_a_wait(data, monkeypatch):
     assert "closed" in str(raised[0])
     release.set()
     loader.close()
-
-
-def test_streaming_and_mounting_read_in_place_and_downloading_makes_a_verified_copy(data, tmp_path):
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    for path in data.iterdir():
-        memory.pipe_file(f"/store/data/{path.name}", path.read_bytes())
-    memory.pipe_file("/store/data/autoencoder/weights.safetensors", b"weights")
-    uri = "memory://store/data"
-    assert place_data([uri], "stream", tmp_path) == [uri]
-    assert place_data([str(data)], "download", tmp_path) == [str(data)]
-
-    results: list[list[str]] = []
-    copies = [
-        threading.Thread(target=lambda: results.append(place_data([uri], "download", tmp_path / "cache")))
-        for _ in range(3)
-    ]
-    for thread in copies:
-        thread.start()
-    for thread in copies:
-        thread.join(60)
-    assert len(results) == 3
-    assert results[0] == results[1] == results[2]
-    (copy,) = results[0]
-    assert open_dataset(copy).fingerprint == open_dataset(str(data)).fingerprint
-    assert (tmp_path / "cache" / copy / "autoencoder" / "weights.safetensors").read_bytes() == b"weights"
-    shutil.rmtree(tmp_path / "cache")
-
-    damaged = bytearray((data / "part-00000.64px.parquet").read_bytes())
-    damaged[500] ^= 1
-    memory.pipe_file("/store/data/part-00000.64px.parquet", bytes(damaged))
-    with pytest.raises(DataError, match=r"does not verify: part-00000.64px.parquet, row group 0"):
-        place_data([uri], "download", tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*/_COMPLETE"))
