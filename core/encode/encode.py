@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 DEFAULT_CAPTIONS = 5
 """Captions kept of a picture unless told otherwise; each adds its embeddings to every sample."""
 _AUTOENCODER_PIXELS = 4 * 2**20  # of one call: 64 pictures of 256 px, 4 of 1024 px
-_BLOCK_BYTES, _SHARD_BYTES = 10_000_000, 1_500_000_000
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ def encode(
     from isthmus.core.encode.autoencoders import load_autoencoder, patch_pca_folder
     from isthmus.core.encode.text import load_text_encoders
     from isthmus.storage.filesystems import filesystem, join
-    from isthmus.storage.shards import DatasetWriter, balanced_row_groups
+    from isthmus.storage.shards import DatasetWriter, balanced_row_groups, rows_by_bytes
 
     files, manifest_path = filesystem(join(dest_uri, "manifest.json"))
     if files.exists(manifest_path):
@@ -119,7 +118,10 @@ def encode(
         )
     text = load_text_encoders(recipe, device=device, bf16=bf16)
     spec = _spec(autoencoder, list(text.values()), table, count)
-    block, shard = _rows(spec, table, recipe.data.shuffle_window // recipe.data.lanes)
+    block, shard = rows_by_bytes(spec)
+    # A lane holds at least one block of every bucket: larger ones than its share of the shuffle window would cost
+    # memory and shuffle nothing.
+    block = max(1, min(block, recipe.data.shuffle_window // recipe.data.lanes))
     groups = balanced_row_groups(_bucket_counts(survey, table), rows_per_group or block)
     shard = max(rows_per_shard or shard, *groups.values())
     with DatasetWriter(dest_uri, spec, rows_per_group=groups, rows_per_shard=shard) as writer:
@@ -230,21 +232,6 @@ class _Job:
         with np.errstate(over="ignore"):
             # What fp16 cannot hold becomes infinite and is rejected.
             return mean.astype(np.float16), logvar.astype(np.float16)
-
-
-def _rows(spec: DatasetSpec, table: BucketTable, window: int) -> tuple[int, int]:
-    """Rows of a block and of a shard: about 10 MB and 1.5 GB of the square bucket's rows.
-
-    Args:
-        window: a lane's share of the shuffle window. A lane holds at least one block of every bucket, so larger
-            blocks than this would cost memory and shuffle nothing.
-    """
-    text = sum(2 * (e.max_tokens * e.width + (e.pooled_width or 0)) for e in spec.text)
-    cells = [
-        (r // spec.autoencoder.factor) ** 2 * spec.autoencoder.latent_channels for r in table.resolutions
-    ]
-    block = max(1, min(_BLOCK_BYTES // (text + 4 * cells[-1]), window, 4096))
-    return block, max(block, _SHARD_BYTES // (text * spec.captions + 4 * sum(cells)))
 
 
 def _bucket_counts(survey: Survey, table: BucketTable) -> dict[str, int]:

@@ -12,7 +12,7 @@ from isthmus.storage.shards.spec import (
     TextColumn,
 )
 from isthmus.storage.shards.verify import Problem, VerifyReport, stats, verify
-from isthmus.storage.shards.writer import DatasetWriter, balanced_row_groups
+from isthmus.storage.shards.writer import DatasetWriter, balanced_row_groups, rows_by_bytes
 
 __all__ = [
     "AutoencoderSpec",
@@ -29,6 +29,7 @@ __all__ = [
     "VerifyReport",
     "balanced_row_groups",
     "open_dataset",
+    "rows_by_bytes",
     "stats",
     "verify",
 ]

@@ -30,6 +30,7 @@ from isthmus.storage.shards.layout import (
 from isthmus.storage.shards.manifest import Manifest, SideFile
 from isthmus.storage.shards.spec import SCHEMA_VERSION, DatasetSpec, Sample, TextColumn
 
+BLOCK_BYTES, SHARD_BYTES = 10_000_000, 1_500_000_000
 _OUR_SHARDS = re.compile(r"part-[0-9]{5,9}\.(text[0-9]*|[0-9]+px)\.parquet")
 
 
@@ -42,8 +43,9 @@ class DatasetWriter:
     Args:
         uri: the dataset's root. Shards that an interrupted writer left there are replaced.
         spec: what the dataset holds.
-        rows_per_shard: samples of one shard; DESIGN's ~1.5 GB is about 4096 SDXL samples.
-        rows_per_group: samples of a block, or one number for each bucket: see :func:`balanced_row_groups`.
+        rows_per_shard: samples of one shard; about 1.5 GB of them by default, see :func:`rows_by_bytes`.
+        rows_per_group: samples of a block, or one number for each bucket: see :func:`balanced_row_groups`. By default
+            about 10 MB of them.
 
     Raises:
         UsageError: there is a dataset already.
@@ -55,10 +57,18 @@ class DatasetWriter:
         uri: str,
         spec: DatasetSpec,
         *,
-        rows_per_shard: int = 4096,
-        rows_per_group: int | Mapping[str, int] = 64,
+        rows_per_shard: int | None = None,
+        rows_per_group: int | Mapping[str, int] | None = None,
     ) -> None:
         self.uri, self.spec = uri, spec
+        block, shard = rows_by_bytes(spec)
+        if rows_per_group is None:
+            rows_per_group = min(block, rows_per_shard or shard)
+        if rows_per_shard is None:
+            largest = (
+                rows_per_group if isinstance(rows_per_group, int) else max(rows_per_group.values(), default=1)
+            )
+            rows_per_shard = max(shard, largest)
         self._rows_per_shard = rows_per_shard
         if isinstance(rows_per_group, int):
             rows_per_group = dict.fromkeys(spec.buckets, rows_per_group)
@@ -278,6 +288,19 @@ def _empty(columns: Sequence[Column], rows: int) -> dict[str, Any]:
             kinds = {"bytes": np.float16, "int32": np.int32, "bool": np.bool_}
             values[column.name] = np.zeros((rows, *column.shape), kinds[column.kind])
     return values
+
+
+def rows_by_bytes(spec: DatasetSpec) -> tuple[int, int]:
+    """Rows of a block and of a shard: about 10 MB and 1.5 GB of square pictures of the largest size class.
+
+    A block is one text sibling's row group and one latents' sibling's: two reads of 4 to 16 MB together, which is what
+    object stores deliver best; more would cost memory and shuffle less.
+    """
+    autoencoder = spec.autoencoder
+    text = sum(2 * (e.max_tokens * e.width + (e.pooled_width or 0)) for e in spec.text)
+    cells = [(r // autoencoder.factor) ** 2 * autoencoder.latent_channels for r in spec.resolutions]
+    block = max(1, min(BLOCK_BYTES // (text + 4 * cells[-1]), MAX_ROWS_PER_GROUP))
+    return block, max(block, SHARD_BYTES // (text * spec.captions + 4 * sum(cells)))
 
 
 def balanced_row_groups(counts: Mapping[str, int], rows_per_group: int, *, least: int = 4) -> dict[str, int]:
