@@ -9,12 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import foreign
 import fsspec
 import numpy as np
 import pytest
 
 from isthmus.errors import CorruptShard, UsageError
 from isthmus.storage.shards import Dataset, open_dataset
+from isthmus.storage.shards.foreign_build import index_files
+from isthmus.storage.shards.foreign_settings import parse_settings
 from isthmus.storage.shards.spec import AutoencoderSpec, DatasetSpec, EncoderSpec
 from isthmus.storage.shards.synthetic import write_synthetic
 from isthmus.storage.stream import Batch, Loader, Plan, Segment
@@ -203,11 +206,41 @@ def test_files_of_which_too_little_is_read_are_not_brought(remote: str, tmp_path
     access = Access(
         dataset, "download", cache_dir=tmp_path, cache_limit=10**7, resolutions=[64], passes=1 / 16
     )
-    assert access._cache is not None
-    batches(dataset, access, check=True)
+    files = [(name, file.size) for name, file in whole_files(dataset, [64]).items()]
+    access.expect([(name, size // 4) for name, size in files])
     time.sleep(0.3)
     assert not list((tmp_path / "copies").glob("*/*"))
-    files = [(name, file.size) for name, file in whole_files(dataset, [64]).items()]
     access.expect(files * 2, anew=True)
     filled(access, len(files))
     access.close()
+
+
+def test_files_that_others_made_are_kept_and_checked_by_size_and_footer(tmp_path: Path) -> None:
+    folder, root = tmp_path / "foreign", f"/{uuid.uuid4().hex}"
+    for number in range(3):
+        rows = foreign.table(foreign.samples(24, first=24 * number))
+        foreign.write(folder / f"sub/file{number}.parquet", rows, row_group_size=8)
+    index_files([str(folder)], None, parse_settings(foreign.mapped()))
+    local, memory = open_dataset(str(folder)), fsspec.filesystem("memory")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
+    dataset = open_dataset(f"memory:/{root}")
+    plain = Access(local)
+    expected = batches(local, plain, check=True)
+    plain.close()
+    for _ in range(2):
+        access = Access(dataset, "download", cache_dir=tmp_path / "cache", cache_limit=10**7)
+        assert batches(dataset, access, check=True) == expected
+        filled(access, 3)
+        misses = access.counters.count("cache_misses")
+        access.close()
+    assert misses == 0
+    files = whole_files(dataset)
+    name = "sub/file1.parquet"
+    damaged = bytearray((folder / name).read_bytes())
+    damaged[-12] ^= 1
+    (tmp_path / "copy").write_bytes(damaged)
+    with open(tmp_path / "copy", "rb") as copy, pytest.raises(CorruptShard, match="its footer has another"):
+        check_whole(dataset, name, files[name], copy.fileno())
+    memory.rm(root, recursive=True)
