@@ -159,7 +159,7 @@ def percentile_s(histogram: Sequence[int], share: float) -> float | None:
         if count and below + count >= wanted:
             part = (wanted - below) / count
             end = HISTOGRAM[at] if at < len(HISTOGRAM) else 2 * HISTOGRAM[-1]
-            return end * 2.0 ** (part - 1) / 1000
+            return float(end * 2.0 ** (part - 1) / 1000)
         below += count
     return None
 

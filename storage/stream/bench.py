@@ -192,7 +192,7 @@ def _limit(best: Measurement, fixed: Sequence[Measurement], cores: int, local: b
         )
     busy = f"more reads in flight add nothing, and {best.cores_busy:.1f} of {cores} cores were busy"
     return (
-        ("disk", f"the disk limits: {busy}")
+        ("disk", f"the disk or its page cache limits: {busy}")
         if local
         else ("store", f"the store or the network limits: {busy}")
     )

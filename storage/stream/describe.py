@@ -69,7 +69,7 @@ class Describer:
         self.datasets, self.plan = tuple(datasets), plan
         self._repeats = [Fraction(repeat) for repeat in repeats]
         self._resolutions = tuple(stages)
-        self._settings = {"seed": seed, "lanes": lanes, "shuffle_window": shuffle_window}
+        self._seed, self._lanes, self._shuffle_window = seed, lanes, shuffle_window
         names = {bucket for dataset in datasets for bucket in dataset.manifest.rows}
         names |= {bucket for dataset in datasets for bucket in dataset.spec.buckets}
         self._buckets = tuple(sorted(names))
@@ -86,7 +86,7 @@ class Describer:
         if step < 0 or not 0 <= rank < world_size:
             raise UsageError(f"no step {step} on rank {rank} of {world_size}")
         segment = self.plan.segment_at(step)
-        check_world_size(world_size, self._settings["lanes"], segment.global_batch_size)
+        check_world_size(world_size, self._lanes, segment.global_batch_size)
         stage = self._stage(segment.stage)
         found = self._order(segment).step(step, rank, world_size)
         columns = (
@@ -151,7 +151,9 @@ class Describer:
                 self.datasets,
                 self._repeats,
                 self._buckets,
-                **self._settings,
+                seed=self._seed,
+                lanes=self._lanes,
+                shuffle_window=self._shuffle_window,
             )
         return self._stages[number]
 
