@@ -66,6 +66,9 @@ class Block:
 class Blocks(Protocol):
     """Reads the blocks of a dataset at one resolution; safe to share between threads."""
 
+    fills: bool
+    """`read` fills the memory that it is given; else a block stands in memory of its own."""
+
     def direct(self, block: int) -> bool:
         """Whether rows of a block can be read into the caller's memory without a copy."""
 
@@ -76,7 +79,7 @@ class Blocks(Protocol):
         """Bytes of a block in memory."""
 
     def read(self, block: int, caption: int = 0, *memory: Bytes) -> Block:
-        """A whole block; `direct` ones in the memory that is given."""
+        """A whole block, in the memory that is given if the reader fills it."""
 
 
 def block_reader(
@@ -113,6 +116,8 @@ class BlockReader:
         check: compare checksums while reading whole blocks.
         ranges: file name -> the reader of its bytes; by default one for each of the dataset's roots.
     """
+
+    fills = True
 
     def __init__(
         self,
@@ -166,7 +171,8 @@ class BlockReader:
     def _lengths(self, block: int, part: _Part) -> list[int]:
         """Bytes of each column chunk."""
         lengths = self.dataset.index.sibling(part.sibling).length
-        return [int(length) for length in lengths[block, part.first : part.first + len(part.columns)]]
+        found: list[int] = lengths[block, part.first : part.first + len(part.columns)].tolist()
+        return found
 
     def read(self, block: int, caption: int = 0, *memory: Bytes) -> Block:
         """Reads a whole block.
@@ -174,8 +180,8 @@ class BlockReader:
         Args:
             block: position in the dataset's index.
             caption: which of the captions.
-            memory: one buffer of at least :meth:`size` bytes, of which the result's columns are views if the store
-                can fill it; fresh memory without it.
+            memory: one buffer of at least :meth:`size` bytes, of which the result's columns are views; fresh memory
+                without it.
 
         Raises:
             CorruptShard: a checksum differs, also when read again, or the bytes are not what the index says.
@@ -207,7 +213,7 @@ class BlockReader:
     def _read_part(self, block: int, part: _Part, size: int, into: Bytes | None) -> Bytes:
         start = self.dataset.index.sibling(part.sibling).start(block, part.first)
         with self._place(block, part) as (name, ranges, file_bytes):
-            if into is not None and ranges.direct:
+            if into is not None:
                 ranges.scatter(name, start, [into.data], file_bytes=file_bytes)
                 return into
             return np.frombuffer(ranges.read(name, start, size, file_bytes=file_bytes), np.uint8)

@@ -8,9 +8,9 @@ not compress.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +51,7 @@ class Column:
     def width(self) -> int | None:
         """Bytes of one row's values in the page; None when they vary (strings) or share bytes (bool)."""
         if self.kind == "bytes":
-            return 2 * int(np.prod(self.shape))
+            return 2 * prod(self.shape)
         return 4 if self.kind == "int32" else None
 
     def arrow(self) -> Any:
@@ -204,17 +204,16 @@ def _struct(data: bytes | memoryview, at: int, depth: int) -> tuple[int, dict[in
 def decode_strings(page: memoryview, rows: int) -> list[str]:
     """The strings of a PLAIN page. ValueError when they do not fill the page exactly."""
     values: list[str] = []
-    at = 0
+    data, at, end = bytes(page), 0, len(page)
     for _ in range(rows):
-        if at + 4 > len(page):
+        start = at + 4
+        if start > end:
             raise ValueError("the page ends before its last string")
-        (length,) = struct.unpack_from("<I", page, at)
-        at += 4
-        if at + length > len(page):
+        at = start + int.from_bytes(data[at:start], "little")
+        if at > end:
             raise ValueError("a string reaches beyond its page")
-        values.append(str(page[at : at + length], "utf-8"))
-        at += length
-    if at != len(page):
+        values.append(data[start:at].decode())
+    if at != end:
         raise ValueError("the page is longer than its strings")
     return values
 

@@ -200,7 +200,7 @@ class Prefetcher:
                 item = due
         state.active[item] = time.monotonic()
         if isinstance(item, Kept):
-            if item.reader.direct(item.key.block):
+            if item.reader.fills:
                 item.buffer = self._pool.take_block(item.size)
             else:
                 self._pool.count_block(item.size)
@@ -233,7 +233,9 @@ class Prefetcher:
                 capacity = self._capacity(state.wanted)
                 with self._lock:
                     self._pool.limit = capacity
-                    fits = self._pool.used + cost <= capacity
+                    # Blocks that are queued get their memory when they are read.
+                    queued = sum(item.size for item in state.queue if isinstance(item, Kept))
+                    fits = self._pool.used + queued + cost <= capacity
                     # What is in flight ends soon, and most of it gives its memory back.
                     if not fits and (job.step > state.wanted or state.active):
                         state.full = True
@@ -307,7 +309,8 @@ class Prefetcher:
         took = time.monotonic() - began
         with self._lock:
             del self._state.active[item]
-            self._state.full = False
+            if self._state.wanted >= self._state.opening:
+                self._state.full = False  # what is due may wait for this read to end
             self.depth.read(took, item.size)
             if failure is not None:
                 if not isinstance(failure, IsthmusError):
