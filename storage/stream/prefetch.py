@@ -199,6 +199,8 @@ class Prefetcher:
                 state.queue.remove(due)
                 item = due
         state.active[item] = time.monotonic()
+        if state.queue and len(state.active) < self.depth.value:
+            self._work.notify()  # one thread wakes the next: all at once would fight over the lock
         if isinstance(item, Kept):
             if item.reader.fills:
                 item.buffer = self._pool.take_block(item.size)
@@ -250,7 +252,7 @@ class Prefetcher:
         with self._lock:
             state.planning = False
             state.full = state.full or (done and state.opening > state.wanted + self._ahead(state.wanted))
-            self._work.notify_all()
+            self._work.notify()
 
     def _next_to_open(self) -> Job | None:
         """The first step whose windows may not be open; None when it was delivered meanwhile."""
@@ -286,7 +288,7 @@ class Prefetcher:
             for kept in opening.dropped:
                 self._give_up(kept, 1)
             self._state.queue.extend(opening.work)
-            self._work.notify_all()
+            self._work.notify()
         for kept, row, target in ready:
             assert kept.block is not None
             copy(kept.block, [(row, target)])
@@ -322,7 +324,7 @@ class Prefetcher:
                     self._free(item)
             elif isinstance(item, Read):
                 self._arrived([target[0] for target in item.targets if target is not None])
-            self._work.notify_all()
+            self._work.notify()
 
     def _load(self, kept: Kept) -> None:
         """Reads a block and copies its rows; those that are asked for meanwhile, too."""
@@ -372,4 +374,4 @@ class Prefetcher:
         self._pool.give_batch(job.buffer)
         job.buffer = None
         self._state.full = False
-        self._work.notify_all()
+        self._work.notify()
