@@ -196,7 +196,8 @@ def _by_status(error: BaseException) -> Cause | None:
         if isinstance(status, int) and status:
             headers = getattr(error, "headers", None) or getattr(answer, "headers", None) or {}
             retry_after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
-            return by_status(status, str(getattr(error, "error_code", None) or ""), retry_after)
+            code = getattr(error, "error_code", None) or ""
+            return by_status(status, str(getattr(code, "value", code)), retry_after)
     return None
 
 
@@ -296,7 +297,13 @@ _BY_NAME: list[tuple[Kind, str, set[str]]] = [
         {
             *("EndpointConnectionError", "ConnectionClosedError", "HTTPClientError", "ProxyConnectionError"),
             *("ServerDisconnectedError", "ClientConnectorError", "ClientOSError", "ServiceRequestError"),
-            *("ServiceResponseError", "RemoteDisconnected", "ProtocolError", "ConnectionError"),
+            *(
+                "ClientConnectionError",
+                "ServiceResponseError",
+                "RemoteDisconnected",
+                "ProtocolError",
+                "ConnectionError",
+            ),
         },
     ),
     (

@@ -82,7 +82,10 @@ def _connect(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
     store, path = filesystem(uri, **options)
     if scheme == "s3":
         store.retries = 1
-    timeouts = getattr(store, "_timeout_kwargs", None)
-    if scheme in settings.AZURE_SCHEMES and isinstance(timeouts, dict):
-        timeouts["retry_total"] = 0  # adlfs hands these to every call of the Blob client
+    if scheme in settings.AZURE_SCHEMES:
+        # The Blob client would wait 15 s before it tries again, and adlfs has no option to say that it should not.
+        pipeline = getattr(getattr(store, "service_client", None), "_pipeline", None)
+        for step in getattr(pipeline, "_impl_policies", ()):
+            if hasattr(step, "total_retries"):
+                step.total_retries = 0
     return store, path

@@ -106,12 +106,14 @@ class OtherRanges:
         information = asyncio.ensure_future(self._filesystem._info(path, **self._fresh))
         try:
             data = await self._filesystem._cat_file(path, start=start, end=end) if end > start else b""
-        except Exception:
-            # A range behind the end is refused in many ways; the size says it in one.
-            size = (await information).get("size")
-            if isinstance(size, int) and size < end:
+        except Exception as error:
+            # A range behind the end is refused in many ways; the size says it in one. Otherwise the answer to the read
+            # says more than that to HEAD, which has no body.
+            await asyncio.wait([information])
+            known = information.exception() is None and information.result().get("size")
+            if isinstance(known, int) and 0 < known < end:
                 return information.result(), b""
-            raise
+            raise error
         finally:
             if not information.done():
                 await asyncio.wait([information])

@@ -9,7 +9,7 @@ from isthmus.storage.ranges.retry import RetryPolicy
 
 _RECENT = 64
 _ENOUGH = 16
-_SHORTEST_S = 0.05
+_SHORTEST_S = 0.2  # under it a second request costs the store more than the wait costs us
 
 
 class Pace:

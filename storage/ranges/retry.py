@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -80,6 +81,16 @@ class Gate:
 
 _gates: weakref.WeakValueDictionary[str, Gate] = weakref.WeakValueDictionary()
 _gates_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A child must not inherit a lock that another thread of its parent held."""
+    global _gates_lock
+    _gates_lock = threading.Lock()
+    _gates.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def gate_of(store: str) -> Gate:

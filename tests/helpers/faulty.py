@@ -28,6 +28,10 @@ class Request:
     headers: dict[str, str]
     at: float = field(default_factory=time.monotonic)
 
+    def header(self, name: str) -> str:
+        """A header's value, whatever the case the client wrote its name in; empty without one."""
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
+
 
 @dataclass
 class Answer:
@@ -45,6 +49,8 @@ class Answer:
 
 
 Fault = Callable[[Answer], Answer]
+_NAMES = {name.lower(): name for name in ("ETag", "Content-Range", "Content-Length")}
+"""The names that faults change, as they write them: servers differ in their case."""
 
 
 def refused(status: int, code: str = "", headers: dict[str, str] | None = None) -> Fault:
@@ -337,12 +343,11 @@ def _from_folder(folder: Path, request: Request) -> Answer:
         "Accept-Ranges": "bytes",
         "Content-Type": "application/octet-stream",
     }
-    asked = {name.lower(): value for name, value in request.headers.items()}
-    if asked.get("if-match", etag) not in {etag, "*"}:
+    if request.header("If-Match") not in {"", etag, "*"}:
         return Answer(412, {}, b"")
     if request.method == "HEAD":
         return Answer(200, {**headers, "Content-Length": str(len(data))}, b"")
-    wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", asked.get("range", ""))
+    wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.header("Range"))
     if wanted is None:
         return Answer(200, headers, data)
     first, last = int(wanted[1]), min(int(wanted[2] or len(data) - 1), len(data) - 1)
@@ -363,6 +368,7 @@ def _ask(upstream: str, request: Request, sent: bytes) -> Answer:
                 connection.putheader(name, value)
         connection.endheaders(sent or None)
         response = connection.getresponse()
-        return Answer(response.status, dict(response.getheaders()), response.read())
+        headers = {_NAMES.get(name.lower(), name): value for name, value in response.getheaders()}
+        return Answer(response.status, headers, response.read())
     finally:
         connection.close()

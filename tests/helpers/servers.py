@@ -19,7 +19,7 @@ A `FaultyServer` answers like its source until told otherwise:
 Faults (all in `faulty`): slow_down, too_many, refused(status, code), expired, reset, truncated(honest=...), wrong_etag, wrong_length, wrong_range,
 stall, flipped, late(seconds).
 
-A name that does not resolve for a while needs root (a private mount of /etc/hosts): tests/faults/test_ranges_names.py. Elsewhere
+A name that does not resolve for a while needs root (a private mount of /etc/hosts): tests/faults/test_ranges_mounts.py. Elsewhere
 `away()` stands for it: to a reader both are a connection that cannot be made.
 """
 
