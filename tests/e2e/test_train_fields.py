@@ -174,6 +174,16 @@ def test_every_way_to_the_data_trains_the_same_and_grids_find_the_autoencoder(
     assert (tmp_path / "cache").exists()
 
 
+def test_a_source_may_be_spread_over_several_roots(latents: dict[str, str], tmp_path: Path) -> None:
+    first = Path(shutil.copytree(latents["dit"], tmp_path / "first"))
+    second = tmp_path / "second"
+    second.mkdir()
+    for path in sorted(first.glob("part-*"))[::2]:
+        path.rename(second / path.name)
+    spread = {"data__sources": [{"uri": [str(first), str(second)]}]}
+    assert run(tmp_path, "", "spread", spread) == run(tmp_path, latents["dit"], "whole", {})
+
+
 def test_where_and_how_much_is_cached(
     latents: dict[str, str], remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
