@@ -1,0 +1,1 @@
+"""What `benchmarks/stream.py` compares: the same rows in every format, and a reader of each, alone in its process."""
