@@ -135,7 +135,7 @@ class LocalRanges:
 
     def read(self, name: str, start: int, length: int, *, file_bytes: int | None = None) -> memoryview:
         """See `Ranges.read`."""
-        memory = memoryview(np.empty(length, np.uint8))
+        memory = np.empty(length, np.uint8).data
         self.scatter(name, start, [memory], file_bytes=file_bytes)
         return memory
 

@@ -51,10 +51,11 @@ class ObjectRanges:
         self._prefix = ""
         self._first: dict[str, str] = {}
         self._in_flight: set[Work[None]] = set()
+        self._mine = threading.local()
 
     def read(self, name: str, start: int, length: int, *, file_bytes: int | None = None) -> memoryview:
         """See `Ranges.read`."""
-        memory = memoryview(np.empty(length, np.uint8))
+        memory = np.empty(length, np.uint8).data
         self.scatter(name, start, [memory], file_bytes=file_bytes)
         return memory
 
@@ -82,6 +83,7 @@ class ObjectRanges:
         self, name: str, start: int, length: int, targets: list[np.ndarray[Any, Any]], file_bytes: int | None
     ) -> None:
         client, path = self._connected(name)
+        self._mine.client = client
         limit_s = self._policy.stall_s + length / _SLOWEST_BYTES_PER_S
         read = _Read(self, client, path, name, start, length, targets, file_bytes)
         work = Work(read.within(limit_s), event_loop())
@@ -112,9 +114,10 @@ class ObjectRanges:
             return self._client, f"{self._prefix}/{name}" if self._prefix else name
 
     def _refresh(self) -> bool:
-        """Forgets the client and with it its credentials; the next try looks them up anew."""
+        """Forgets the client whose credentials this thread saw refused; the next try looks them up anew."""
         with self._lock:
-            self._client = None
+            if self._client is self._mine.client:
+                self._client = None
         return True
 
     def check(self, name: str, meta: Any, end: int, file_bytes: int | None) -> None:
@@ -212,6 +215,7 @@ class _Read:
         else:
             async for chunk in answer.stream(min_chunk_size=_CHUNK):
                 sink.write(chunk)
+                del chunk  # or it would stay while the next one comes
         if sink.written != self.length:
             raise ReadFailed(Kind.PASSING, f"the body ended early: {sink.written:,} of {self.length:,} bytes")
 

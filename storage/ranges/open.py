@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+from isthmus.errors import UsageError
 from isthmus.storage.filesystems import filesystem, local_path, scheme_of
 from isthmus.storage.ranges import clients, settings
 from isthmus.storage.ranges.counters import Counters
@@ -33,6 +34,14 @@ def open_ranges(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Coun
     counters = counters if counters is not None else Counters()
     root_uri = root_uri.rstrip("/") or "/"
     scheme = scheme_of(root_uri)
+    if scheme in {"http", "https"} and (
+        "?" in root_uri or "@" in root_uri.partition("://")[2].partition("/")[0]
+    ):
+        raise UsageError(
+            "an address with a password or a signature cannot be a root",
+            where=root_uri.partition("?")[0].rpartition("@")[2],
+            hint="use the store's own scheme (s3://, az://) and credentials from the environment",
+        )
     if scheme == "file":
         from isthmus.storage.ranges.local import LocalRanges
 

@@ -47,7 +47,8 @@ class OtherRanges:
         self._first: dict[str, tuple[object, ...]] = {}
         self._in_flight: set[Work[Any]] = set()
         self._lock = threading.Lock()
-        self._refresh()
+        self._mine = threading.local()
+        self._open()
 
     def read(self, name: str, start: int, length: int, *, file_bytes: int | None = None) -> memoryview:
         """See `Ranges.read`."""
@@ -72,7 +73,13 @@ class OtherRanges:
             work.cancel()
 
     def _refresh(self) -> bool:
-        """A new file system, which looks up its credentials anew."""
+        """A new file system, which looks up its credentials anew, unless another thread has just made one."""
+        with self._lock:
+            if self._filesystem is self._mine.filesystem:
+                self._open()
+        return True
+
+    def _open(self) -> None:
         filesystem, path = self._connect()
         asynchronous = bool(getattr(filesystem, "async_impl", False))
         information = filesystem._info if asynchronous else filesystem.info
@@ -81,9 +88,9 @@ class OtherRanges:
         self._fresh: dict[str, Any] = {"refresh": True} if "refresh" in takes else {}
         self._asynchronous = asynchronous
         self._filesystem, self._path = filesystem, path.rstrip("/")
-        return True
 
     def _attempt(self, name: str, start: int, length: int, file_bytes: int | None) -> memoryview:
+        self._mine.filesystem = self._filesystem
         path = f"{self._path}/{name}" if self._path else name
         end = start + length
         if self._asynchronous:

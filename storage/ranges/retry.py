@@ -143,8 +143,10 @@ class Retry:
         first_failure: float | None = None
         tries, refreshed = 0, False
         while True:
-            if first_failure is None:
-                self._pause(name, self.gate.wait_s())
+            closed_for_s = self.gate.wait_s()
+            if first_failure is not None:
+                closed_for_s = min(closed_for_s, first_failure + self.policy.budget_s - time.monotonic())
+            self._pause(name, closed_for_s)
             sent = time.monotonic()
             tries += 1
             self.counters.add("requests")
@@ -182,7 +184,7 @@ class Retry:
         if cause.kind is Kind.THROTTLED:
             self.counters.add("throttled")
             self.gate.throttled(sent, cause.retry_after_s, self.policy)
-            return self.gate.wait_s()
+            return 0.0  # the gate is waited for before the next try, by every thread
         longest = min(self.policy.first_delay_s * 2.0 ** min(tries - 1, 30), self.policy.max_delay_s)
         # Full jitter: readers that failed together do not come back together.
         return max(random.random() * longest, cause.retry_after_s or 0.0)

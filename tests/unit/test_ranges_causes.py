@@ -137,6 +137,13 @@ def test_storage_errors_is_one_line_for_every_client() -> None:
         raise UsageError("that")
 
 
+def test_an_address_that_holds_a_secret_is_no_root() -> None:
+    for uri in ("https://user:secret@host/data", "https://host/data?sig=secret"):
+        with pytest.raises(UsageError, match="cannot be a root") as caught:
+            open_ranges(uri)
+        assert "secret" not in str(caught.value)
+
+
 def test_http_is_a_scheme() -> None:
     assert scheme_of("https://host/data") == "https"
     store, path = filesystem("http://host/data")
