@@ -27,7 +27,7 @@ class Depth:
 
     def __init__(self, least: int, most: int, fixed: int | None = None) -> None:
         self.value = fixed or least
-        self._least, self._most, self._fixed = least, max(least, most), fixed is not None
+        self._least, self.most, self._fixed = least, fixed or max(least, most), fixed is not None
         self._latency_s = 0.0
         self._quiet = self._waits = self._steps = 0
         self._bytes = 0
@@ -56,9 +56,9 @@ class Depth:
         if self._before is not None and rate < GAIN * self._before[1]:
             self.value, self._not_until = self._before[0], now + PATIENCE_S
             self._before = None
-        elif now >= self._not_until and self.value < self._most:
+        elif now >= self._not_until and self.value < self.most:
             self._before = (self.value, rate)
-            self.value = min(self._most, 2 * self.value)
+            self.value = min(self.most, 2 * self.value)
 
     def served(self) -> None:
         """A step was ready when it was asked for."""

@@ -13,11 +13,28 @@ from fractions import Fraction
 from isthmus.errors import CorruptShard, UsageError
 from isthmus.storage.filesystems import filesystem, storage_errors
 from isthmus.storage.shards.dataset import Dataset
-from isthmus.storage.stream.loader import RowPlace
 from isthmus.storage.stream.mix import Mix, long_run_shares, mix_of
 from isthmus.storage.stream.order import Order, check_world_size
 from isthmus.storage.stream.plan import Plan, Segment
 from isthmus.storage.stream.stage import StageReader, common_encoders
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """Where one sample of a step comes from."""
+
+    position: int
+    """In the global batch."""
+    source: str
+    """URI of the dataset."""
+    shard: str
+    """The latents' file."""
+    row_group: int
+    row: int
+    epoch: int
+    appearance: int
+    caption: int
+    """Which of the sample's captions."""
 
 
 @dataclass(frozen=True, slots=True)

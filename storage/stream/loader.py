@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from types import TracebackType
 from typing import Any
@@ -22,8 +21,9 @@ from isthmus.storage.shards.spec import Float16, TextColumn
 from isthmus.storage.stream.access import Access
 from isthmus.storage.stream.batch import Allocate, Batch, allocate_touched
 from isthmus.storage.stream.depth import Depth
+from isthmus.storage.stream.describe import Describer, RowPlace
 from isthmus.storage.stream.memory import Need
-from isthmus.storage.stream.order import Order, StepPlace, StepRows, check_world_size
+from isthmus.storage.stream.order import Order, StepPlace, check_world_size
 from isthmus.storage.stream.plan import Plan, Segment
 from isthmus.storage.stream.prefetch import Prefetcher
 from isthmus.storage.stream.stage import BlockKey, StageReader, common_encoders
@@ -32,24 +32,6 @@ from isthmus.storage.stream.work import Job, Kept, Read
 
 LEAST_DEPTH = 2
 """Reads in flight to start with: one for each core that a rank surely has besides the trainer's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlace:
-    """Where one sample of a step comes from."""
-
-    position: int
-    """In the global batch."""
-    source: str
-    """URI of the dataset."""
-    shard: str
-    """The latents' file."""
-    row_group: int
-    row: int
-    epoch: int
-    appearance: int
-    caption: int
-    """Which of the sample's captions."""
 
 
 class Loader:
@@ -124,6 +106,7 @@ class Loader:
         """Of plan, orders and lines, whose caches the planning thread and `describe` share."""
         self._depth, self._wait_limit, self._allocate = depth, wait_limit, allocate
         self._before: dict[str, float] = {}
+        self._describer: Describer | None = None
         self._plan = self._accept(plan)
         self._prefetcher = self._start(start_step)
 
@@ -235,25 +218,17 @@ class Loader:
 
     def describe(self, step: int) -> list[RowPlace]:
         """Where every sample of a step's global batch comes from, in the order of positions."""
-        stage, rows = self._rows(step, 0, 1)
-        places = []
-        for at, position in enumerate(rows.positions.tolist()):
-            source, number = int(rows.rows.source[at]), int(rows.rows.block[at])
-            epoch, appearance = int(rows.rows.epoch[at]), int(rows.rows.appearance[at])
-            index, block = self.datasets[source].index, stage.block(source, number)
-            places.append(
-                RowPlace(
-                    position=position,
-                    source=self.datasets[source].uri,
-                    shard=index.file(block, f"{stage.resolution}px"),
-                    row_group=int(index.row_group[block]),
-                    row=int(rows.rows.row[at]),
-                    epoch=epoch,
-                    appearance=appearance,
-                    caption=stage.caption(source, number, epoch, appearance),
+        with self._lock:
+            if self._describer is None or self._describer.plan is not self._plan:
+                # Lines of its own: the planning thread uses the caches of the loader's.
+                self._describer = Describer(
+                    self.datasets,
+                    self._repeats,
+                    stages=self._resolutions,
+                    plan=self._plan,
+                    **self._order_settings,
                 )
-            )
-        return places
+            return list(self._describer.step(step).rows)
 
     def _accept(self, plan: Plan) -> Plan:
         for segment in plan.timeline:
@@ -298,11 +273,6 @@ class Loader:
         if segment not in self._orders:
             self._orders[segment] = Order(stage.lines, self._plan.stage_segments(segment))
         return stage, self._orders[segment]
-
-    def _rows(self, step: int, rank: int, world_size: int) -> tuple[StageReader, StepRows]:
-        with self._lock:
-            stage, order = self._order(step)
-            return stage, order.step(step, rank, world_size)
 
     def _place(self, step: int) -> tuple[StageReader, StepPlace]:
         stage, order = self._order(step)

@@ -79,6 +79,7 @@ class Prefetcher:
         with self._lock:
             return {
                 "depth": self.depth.value,
+                "max_depth": self.depth.most,
                 "in_flight": len(state.active),
                 "ready_steps": state.ready_steps(),
                 "resident_bytes": self._pool.bytes,
