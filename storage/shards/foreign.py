@@ -52,6 +52,8 @@ class ForeignReader:
         check: compare the pages' checksums, where the files have any.
     """
 
+    fills = False
+
     def __init__(
         self,
         dataset: Dataset,
@@ -95,7 +97,7 @@ class ForeignReader:
         return rows * roles.row_bytes + 2 * text
 
     def read(self, block: int, caption: int = 0, *memory: Bytes) -> Block:
-        """Reads a whole block, into memory of its own (`memory` is for blocks that are `direct`).
+        """Reads a whole block, into memory of its own (`memory` is for readers that fill it).
 
         Raises:
             CorruptShard: the file is not the one that was indexed, its bytes cannot be decoded or would take more memory

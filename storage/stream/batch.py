@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,17 @@ def _padded(size: int) -> int:
     return -(-size // 64) * 64
 
 
+def fresh(size: int) -> Bytes:
+    """Memory in a mapping of its own, which the system has back as soon as it is let go.
+
+    The heap keeps what it was given back, in one arena for each thread, and once megabytes were freed to it, it serves
+    the next megabytes from there: with sixteen reads in flight a process grew by a hundred megabytes.
+    """
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)
+
+
 def allocate_touched(size: int) -> Bytes:
     """Plain memory whose pages are there already, so that a later copy does not fault them in."""
-    return np.full(size, 1, np.uint8)
+    memory = fresh(size)
+    memory.fill(1)
+    return memory

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
-
 from isthmus.storage.shards.blocks import Bytes
-from isthmus.storage.stream.batch import Allocate, BatchBuffer, Layout
+from isthmus.storage.stream.batch import Allocate, BatchBuffer, Layout, fresh
 
 LOOSE = 1.5
 """A buffer is reused for what needs at least 1 / LOOSE of it."""
@@ -82,7 +80,7 @@ class Pool:
                 return block
             self._make_room(size)
             self.used += size
-        return np.empty(size, np.uint8)
+        return fresh(size)
 
     def give_block(self, size: int, block: Bytes | None) -> None:
         """Takes a block's memory back; None for one that was only counted."""
