@@ -29,7 +29,7 @@ from isthmus.core.train.sources import Sources, open_sources
 from isthmus.core.train.stages import Schedule, check_supported
 from isthmus.core.train.step import Inputs
 from isthmus.core.train.validation import check_prompts
-from isthmus.errors import DatasetMismatch, WorldSizeError
+from isthmus.errors import DatasetMismatch
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.stream.order import check_world_size
 
@@ -121,11 +121,19 @@ def _open(recipe: Recipe, sources: list[Source]) -> Sources:
 
 def _check(recipe: Recipe, world_size: int) -> None:
     check_supported(recipe)
+    batches = {
+        f"stages.{index}.global_batch_size": stage.global_batch_size
+        for index, stage in enumerate(recipe.stages)
+    }
     for index, stage in enumerate(recipe.stages):
         Objective(stage.objective.over(recipe.objective))
-        check_world_size(world_size, recipe.data.lanes, stage.global_batch_size, what=f"stages.{index}.")
-    if world_size > recipe.data.lanes:
-        raise WorldSizeError(f"{world_size} ranks cannot share {recipe.data.lanes} lanes", where="data.lanes")
+        check_world_size(
+            world_size,
+            recipe.data.lanes,
+            stage.global_batch_size,
+            what=f"stages.{index}.",
+            batches=batches,
+        )
 
 
 def _open_run(recipe: Recipe, run: RunDirectory, sources: Sources, world_size: int) -> int:
