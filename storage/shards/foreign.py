@@ -23,14 +23,15 @@ from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.foreign_arrays import Bytes
 from isthmus.storage.shards.foreign_block import Expected, Roles
 from isthmus.storage.shards.foreign_footers import REPLACED, Chunk, Footer, Footers
-from isthmus.storage.shards.foreign_pages import walk
+from isthmus.storage.shards.foreign_pages import Pages, walk
+from isthmus.storage.shards.foreign_plain import allocate, plain_rows
 
 if TYPE_CHECKING:
     from isthmus.storage.shards.blocks import Block
 
 MAX_GAP = 1 << 20
 """Bytes of other columns that are read and thrown away rather than asked for around."""
-_MAX_RISK = 1 << 30
+_MAX_RISK = 1 << 29
 """Bytes that dictionaries might unpack to, beyond what is usual, before rows are decoded a few at a time."""
 _BATCH_BYTES = 1 << 26
 
@@ -110,9 +111,10 @@ class ForeignReader:
         with self._place(block) as (name, ranges):
             decoder = Decoder(footer, name, row_group, rows, roles.expected, check=self._check)
             end = int(self._files.file_bytes[block] - self._files.footer_bytes[block])
-            decoder.fetch(ranges, end, int(self._files.file_bytes[block]), self._memory)
-            table = decoder.decode()
-        return roles.block(table, name, row_group, rows)
+            memory = _pooled if decoder.lasts else self._memory
+            decoder.fetch(ranges, end, int(self._files.file_bytes[block]), memory)
+            table, plain = decoder.decode(plain=True)
+        return roles.block(table, plain, name, row_group, rows)
 
     def footer(self, block: int) -> Footer:
         """The footer of a block's file, from memory or with one read. CorruptShard when it is not the indexed one."""
@@ -174,6 +176,14 @@ class Decoder:
             if column.name not in footer.leaves:
                 raise self._corrupt("the file has no such column", column.name)
             self._chunks[column.name] = footer.chunks(row_group, column.name)
+        self._pages: dict[str, Pages] = {}
+        self.lasts = all(
+            chunk.codec == "UNCOMPRESSED" and chunk.flat
+            for column in expected
+            if column.width
+            for chunk in self._chunks[column.name]
+        )
+        """Whether the fetched bytes must last as long as the rows, which may be views of them."""
         self._file = _Memory()
 
     def fetch(
@@ -207,10 +217,43 @@ class Decoder:
                 parts.append((start, into))
         self._file = _Memory(parts, file_bytes)
 
-    def decode(self) -> Any:
-        """A pyarrow table of the columns."""
-        batch = self._bound()
-        names = [column.name for column in self._expected]
+    def decode(self, *, plain: bool = False) -> tuple[Any, dict[str, Bytes]]:
+        """A pyarrow table of the columns, but not of those that are raw bytes of one width: their rows, [rows, width].
+
+        Args:
+            plain: otherwise all columns are in the table.
+        """
+        self._bound()
+        found: dict[str, Bytes] = {}
+        for column in self._expected if plain else ():
+            rows = self._plain(column)
+            if rows is not None:
+                found[column.name] = rows
+        left = [column for column in self._expected if column.name not in found]
+        return self._table([column.name for column in left], self._batch(left)), found
+
+    def _plain(self, column: Expected) -> Bytes | None:
+        (chunk, *more), pages = self._chunks[column.name], self._pages.get(column.name)
+        fixed = chunk.kind == "FIXED_LEN_BYTE_ARRAY"
+        if not column.width or more or pages is None or not chunk.flat or chunk.levels[0] > 1:
+            return None
+        if not fixed and chunk.kind != "BYTE_ARRAY":
+            return None
+        return plain_rows(
+            self._file.view(chunk.start, chunk.stored),
+            pages.pages,
+            rows=self._rows,
+            width=column.width,
+            codec=chunk.codec,
+            fixed=fixed,
+            optional=chunk.levels[0] == 1,
+            lasts=self.lasts,
+            check=self._check,
+        )
+
+    def _table(self, names: list[str], batch: int | None) -> Any:
+        if not names:
+            return None
         try:
             return self._read(names, batch)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -247,31 +290,37 @@ class Decoder:
             raise ValueError(f"it has {table.num_rows} rows, the index {self._rows}")
         return table
 
-    def _bound(self) -> int | None:
-        """Refuses chunks that claim more than their rows can need; rows to decode at once, None for all."""
-        risk = most = 0
+    def _bound(self) -> None:
+        """Refuses chunks that claim more than their rows can need."""
         for column in self._expected:
             allowed = column.decoded(self._rows)
             for chunk in self._chunks[column.name]:
                 values = self._rows if chunk.flat else self._rows * max(1, column.values)
                 self._refuse_above(chunk.decoded, allowed, column.name)
                 self._refuse_above(chunk.values, values, column.name, "values")
-                if chunk.codec == "UNCOMPRESSED" and chunk.flat and not chunk.dictionary:
+                if chunk.codec == "UNCOMPRESSED" and chunk.flat and not chunk.dictionary and not column.width:
                     continue
                 try:
-                    pages = walk(self._file.view(chunk.start, chunk.stored))
+                    pages = self._pages[column.name] = walk(self._file.view(chunk.start, chunk.stored))
                 except ValueError as error:
                     raise self._corrupt(f"cannot be decoded: {error}", column.name) from None
                 self._refuse_above(pages.decoded, allowed, column.name)
                 self._refuse_above(pages.values, values, column.name, "values")
-                if chunk.flat:
-                    # A value of a dictionary may be as long as its page, and every row may be that value.
-                    risk += self._rows * pages.dictionary
-                    most = max(most, pages.dictionary)
-        usual = sum(column.bytes(self._rows) for column in self._expected)
-        if risk <= usual + _MAX_RISK:
+
+    def _batch(self, columns: Sequence[Expected]) -> int | None:
+        """How many rows pyarrow may decode at once; None for all.
+
+        A value of a dictionary may be as long as its page, and every row may be that value. Of lists all values count.
+        """
+        words = [
+            self._pages[column.name].dictionary
+            for column in columns
+            if column.name in self._pages and self._chunks[column.name][0].flat
+        ]
+        usual = sum(column.bytes(self._rows) for column in columns)
+        if self._rows * sum(words) <= usual + _MAX_RISK:
             return None
-        return max(1, _BATCH_BYTES // most)
+        return max(1, _BATCH_BYTES // max(words))
 
     def _refuse_above(self, told: int, allowed: int, column: str, what: str = "bytes") -> None:
         if told > allowed:
@@ -280,6 +329,10 @@ class Decoder:
 
     def _corrupt(self, message: str, column: str | None) -> CorruptShard:
         return CorruptShard(message, shard=self._shard, row_group=self._row_group, column=column)
+
+
+def _pooled(size: int) -> memoryview:
+    return allocate(size).data
 
 
 class _Memory(io.RawIOBase):

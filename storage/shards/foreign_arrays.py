@@ -99,12 +99,19 @@ def array_rows(column: Any, wanted: Wanted) -> tuple[Bytes, Int64]:
             rows = np.zeros((len(chunk), full), np.uint8)
             for row, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
                 rows[row, : end - begin] = data[begin:end]
-        parts.append(_as_half(rows, sizes // dtype.itemsize, dtype, wanted, first))
+        parts.append(_as_half(rows, dtype, wanted, first))
         counts.append(sizes // dtype.itemsize)
         first += len(chunk)
     if len(parts) == 1:
         return parts[0], counts[0]
     return np.concatenate(parts), np.concatenate(counts)
+
+
+def raw_rows(rows: Bytes, wanted: Wanted) -> tuple[Bytes, Int64]:
+    """The same of raw bytes that are rows already, uint8 [rows, bytes of a full row]."""
+    dtype = np.dtype("<f2" if wanted.dtype == "float16" else "<f4")
+    counts = np.full(len(rows), wanted.values)
+    return _as_half(rows, dtype, wanted, 0), counts
 
 
 def _check_sizes(sizes: Int64, item: int, wanted: Wanted, first: int) -> None:
@@ -119,7 +126,7 @@ def _check_sizes(sizes: Int64, item: int, wanted: Wanted, first: int) -> None:
         raise WrongRow(first + row, f"it has {found}, not {least}")
 
 
-def _as_half(rows: Bytes, counts: Int64, dtype: np.dtype[Any], wanted: Wanted, first: int) -> Bytes:
+def _as_half(rows: Bytes, dtype: np.dtype[Any], wanted: Wanted, first: int) -> Bytes:
     """The rows in fp16, unscaled; a view where they are so already."""
     scaled = wanted.shift != 0.0 or wanted.scaling != 1.0
     if dtype.itemsize == 2 and not scaled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ from isthmus.storage.shards.foreign_arrays import (
     array_rows,
     flag_rows,
     number_rows,
+    raw_rows,
     text_rows,
 )
 from isthmus.storage.shards.foreign_map import LOGVAR_OF_A_POINT, TextColumns, Values
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 1 << 28
 """Of a text column of one row group, without compression."""
+ITEM_BYTES = {"float16": 2, "float32": 4}
 MAP_HINT = "correct the file, or the column map and index it again"
 
 
@@ -43,6 +45,8 @@ class Expected:
     kind: Literal["array", "text", "number"]
     values: int = 1
     """Of a row, numbers of an array."""
+    width: int = 0
+    """Bytes of a full row where arrays are raw bytes."""
 
     def decoded(self, rows: int) -> int:
         """Bytes that its pages may unpack to: doubles with levels, dictionaries and half as much again."""
@@ -80,24 +84,34 @@ class Roles:
             for encoder in self._spec.text
         )
         """Bytes of a row's arrays in a block."""
+        self._point = np.full(prod(self._shape), LOGVAR_OF_A_POINT, "<f2").view(np.uint8)
+        self._constants: dict[tuple[type, int | bool, int], NDArray[Any]] = {}
 
     def _expectations(self) -> list[Expected]:
-        arrays = {self._latent.mean.column: prod(self._shape)}
-        if self._latent.logvar is not None:
-            arrays[self._latent.logvar.column] = prod(self._shape)
+        arrays = [(self._latent.mean, prod(self._shape)), (self._latent.logvar, prod(self._shape))]
         for encoder in self._spec.text:
             text = self._words.text[encoder.name]
-            arrays[text.tokens.column] = encoder.max_tokens * encoder.width
-            if text.pooled is not None:
-                arrays[text.pooled.column] = encoder.pooled_width or 0
-        kinds = {name: Expected(name, "array", values) for name, values in arrays.items()}
+            arrays.append((text.tokens, encoder.max_tokens * encoder.width))
+            arrays.append((text.pooled, encoder.pooled_width or 0))
+        kinds = {
+            told.column: Expected(told.column, "array", values, values * ITEM_BYTES[told.dtype])
+            for told, values in arrays
+            if told is not None
+        }
         for name in self.text:
             kinds.setdefault(name, Expected(name, "text"))
         return [kinds.get(name) or Expected(name, "number") for name in self.names]
 
-    def block(self, table: Any, shard: str, row_group: int, rows: int) -> blocks.Block:
-        """The block of a decoded row group. CorruptShard names the row and the column that are not as promised."""
-        take = _Taker(table, shard, row_group)
+    def block(
+        self, table: Any, plain: Mapping[str, Bytes], shard: str, row_group: int, rows: int
+    ) -> blocks.Block:
+        """The block of a decoded row group. CorruptShard names the row and the column that are not as promised.
+
+        Args:
+            table: pyarrow's, of the columns that are not in
+            plain: raw bytes, [rows, width].
+        """
+        take = _Taker(table, plain, shard, row_group)
         block, told = blocks.Block(rows), self._map
         block.strings["key"] = (
             [f"{shard}#{row_group}:{row}" for row in range(rows)]
@@ -114,26 +128,34 @@ class Roles:
         for names, columns in ((SIZE_COLUMNS, told.original_size), (CROP_COLUMNS, told.crop)):
             for at, name in enumerate(names):
                 block.numbers[name] = (
-                    np.full(rows, defaults[name], np.int32)
+                    self._constant(defaults[name], rows)
                     if columns is None
                     else take(columns[at], lambda column: number_rows(column, 0))
                 )
         block.numbers["flipped"] = (
-            np.zeros(rows, np.bool_) if told.flipped is None else take(told.flipped, flag_rows)
+            self._constant(False, rows) if told.flipped is None else take(told.flipped, flag_rows)
         )
         for encoder in self._spec.text:
             self._text(block, take, encoder, self._words.text[encoder.name])
         self._latents(block, take, self._spec.autoencoder)
         return block
 
+    def _constant(self, value: int | bool, rows: int) -> NDArray[Any]:
+        """A column of one value, which all blocks of so many rows share."""
+        key = type(value), value, rows
+        if key not in self._constants:
+            made = np.full(rows, value, np.bool_ if isinstance(value, bool) else np.int32)
+            made.flags.writeable = False
+            self._constants[key] = made
+        return self._constants[key]
+
     def _latents(self, block: blocks.Block, take: _Taker, autoencoder: AutoencoderSpec) -> None:
         latent, values = self._latent, prod(self._shape)
         scale = (autoencoder.shift_factor, autoencoder.scaling_factor) if latent.scaled else (0.0, 1.0)
         block.fixed["latent_mean"], _ = take.array(latent.mean, Wanted(values, latent.mean.dtype, 0, *scale))
         if latent.logvar is None:
-            point = np.full(values, LOGVAR_OF_A_POINT, "<f2").view(np.uint8)
             # One row in memory for all of them.
-            block.fixed["latent_logvar"] = np.broadcast_to(point, (block.rows, len(point)))
+            block.fixed["latent_logvar"] = np.broadcast_to(self._point, (block.rows, len(self._point)))
         else:
             block.fixed["latent_logvar"], _ = take.array(latent.logvar, Wanted(values, latent.logvar.dtype))
 
@@ -161,12 +183,13 @@ class _Taker:
     """Takes columns out of a table; what is wrong with one gets its place."""
 
     table: Any
+    plain: Mapping[str, Bytes]
     shard: str
     row_group: int
 
     def __call__(self, name: str, convert: Callable[[Any], Any]) -> Any:
         try:
-            return convert(self.table.column(name))
+            return convert(self.plain[name] if name in self.plain else self.table.column(name))
         except WrongRow as error:
             raise self.wrong(name, str(error), error.row) from None
         except (ValueError, TypeError, OverflowError) as error:
@@ -174,9 +197,8 @@ class _Taker:
 
     def array(self, values: Values, wanted: Wanted) -> tuple[Bytes, NDArray[np.int64]]:
         """Rows of fp16 and how many values each held."""
-        found: tuple[Bytes, NDArray[np.int64]] = self(
-            values.column, lambda column: array_rows(column, wanted)
-        )
+        convert = raw_rows if values.column in self.plain else array_rows
+        found: tuple[Bytes, NDArray[np.int64]] = self(values.column, lambda column: convert(column, wanted))
         return found
 
     def wrong(self, name: str, message: str, row: int | None) -> CorruptShard:

@@ -249,7 +249,7 @@ def _first_row(file: File, group: Group, column: str, dtype: str) -> tuple[int, 
         expected = Expected(column, "array", max(1, most // group.rows))
         decoder = Decoder(footer, file.name, group.number, group.rows, [expected])
         decoder.fetch(ranges, file.size - footer_bytes, file.size)
-        return first_shape(decoder.decode().column(column), dtype)
+        return first_shape(decoder.decode()[0].column(column), dtype)
     except ValueError as error:
         raise CorruptShard(str(error), shard=file.uri, row_group=group.number, column=column) from None
     finally:

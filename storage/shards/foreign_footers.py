@@ -34,8 +34,15 @@ class Chunk:
     codec: str
     dictionary: bool
     """Whether it may have a dictionary page."""
-    flat: bool
-    """One value a row at the most: no list."""
+    kind: str
+    """Parquet's physical type."""
+    levels: tuple[int, int]
+    """The most that its definition and repetition levels reach: (0 or 1, 0) is one value a row, or none."""
+
+    @property
+    def flat(self) -> bool:
+        """One value a row at the most: no list."""
+        return self.levels[1] == 0
 
 
 class Footer:
@@ -54,19 +61,18 @@ class Footer:
                 root = path.partition(".")[0]
                 if root != path:
                     self.leaves.setdefault(root, []).append(at)
-            self._flat = [
-                schema.column(at).max_repetition_level == 0 for at in range(self.metadata.num_columns)
-            ]
+            columns = [schema.column(at) for at in range(self.metadata.num_columns)]
+            self._levels = [(c.max_definition_level, c.max_repetition_level) for c in columns]
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptShard(f"its footer is unreadable: {error}", shard=shard) from None
 
     def chunks(self, row_group: int, column: str) -> list[Chunk]:
         """The chunks of a column; KeyError when the file has no such column."""
         group = self.metadata.row_group(row_group)
-        return [self._chunk(group.column(at), self._flat[at]) for at in self.leaves[column]]
+        return [self._chunk(group.column(at), self._levels[at]) for at in self.leaves[column]]
 
     @staticmethod
-    def _chunk(chunk: Any, flat: bool) -> Chunk:
+    def _chunk(chunk: Any, levels: tuple[int, int]) -> Chunk:
         start, first = chunk.data_page_offset, chunk.dictionary_page_offset
         if first is not None and 0 < first < start:
             start = first
@@ -77,7 +83,8 @@ class Footer:
             values=chunk.num_values,
             codec=chunk.compression,
             dictionary=any("DICTIONARY" in name for name in chunk.encodings),
-            flat=flat,
+            kind=chunk.physical_type,
+            levels=levels,
         )
 
 

@@ -10,15 +10,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
+DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
+"""Kinds of pages."""
+_ABOUT = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}  # where a header says more about a page of this kind
 _MAX_DEPTH = 4
-_MAX_HEADER = 1 << 20  # statistics in a header may hold whole values
+_INTEGERS = (4, 5, 6)  # i16, i32, i64
+_USUAL_HEADER, _MAX_HEADER = 128, 1 << 20  # statistics in a header may hold whole values
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page, as its header describes it."""
+
+    kind: int
+    start: int
+    """Offset in the chunk of what follows the header."""
+    packed: int
+    """Bytes in the file."""
+    unpacked: int
+    """Bytes without compression."""
+    crc: int | None
+    fields: dict[int, Any]
+    """Of the header's part for this kind, by their number in parquet.thrift."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
     """A column chunk, as its page headers describe it."""
 
+    pages: list[Page]
     values: int
     """Of all data pages; of a list column its elements, and one for each row that has none."""
     decoded: int
@@ -34,23 +54,40 @@ def walk(chunk: memoryview) -> Pages:
         ValueError: they are not page headers, or a page reaches beyond the chunk.
     """
     at = values = decoded = dictionary = 0
+    pages = []
     while at < len(chunk):
-        try:
-            end, fields = _struct(chunk[at : at + _MAX_HEADER], 0, 0)
-        except IndexError:
-            raise ValueError("a page header is cut short") from None
-        kind, unpacked, packed = (_number(fields, field) for field in (1, 2, 3))
-        at += end + packed
+        end, fields = _header(chunk, at)
+        kind, unpacked, packed = _number(fields, 1), _number(fields, 2), _number(fields, 3)
+        start = at + end
+        at = start + packed
         if at > len(chunk):
             raise ValueError("a page reaches beyond its column chunk")
         decoded += unpacked
-        if kind == _DICTIONARY:
-            dictionary += unpacked
-        elif kind in (_DATA, _DATA_V2):
-            values += _number(_inner(fields, 5 if kind == _DATA else 8), 1)
-        elif kind != _INDEX:
+        if kind == INDEX:
+            continue
+        if kind not in _ABOUT:
             raise ValueError(f"a page is of unknown kind {kind}")
-    return Pages(values, decoded, dictionary)
+        about = fields.get(_ABOUT[kind])
+        if not isinstance(about, dict):
+            raise ValueError(f"a page header lacks field {_ABOUT[kind]}")
+        if kind == DICTIONARY:
+            dictionary += unpacked
+        else:
+            values += _number(about, 1)
+        crc = fields.get(4)
+        pages.append(Page(kind, start, packed, unpacked, crc if isinstance(crc, int) else None, about))
+    return Pages(pages, values, decoded, dictionary)
+
+
+def _header(chunk: memoryview, at: int) -> tuple[int, dict[int, Any]]:
+    """The header at `at`: its length, and its fields."""
+    for size in (_USUAL_HEADER, _MAX_HEADER):
+        # As bytes, which are faster to index than a view.
+        try:
+            return _struct(bytes(chunk[at : at + size]), 0, 0)
+        except IndexError:
+            continue
+    raise ValueError("a page header is cut short")
 
 
 def _number(fields: dict[int, Any], field: int) -> int:
@@ -60,14 +97,7 @@ def _number(fields: dict[int, Any], field: int) -> int:
     return value
 
 
-def _inner(fields: dict[int, Any], field: int) -> dict[int, Any]:
-    value = fields.get(field)
-    if not isinstance(value, dict):
-        raise ValueError(f"a page header lacks field {field}")
-    return value
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]
@@ -80,7 +110,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number in a page header is too long")
 
 
-def _struct(data: memoryview, at: int, depth: int) -> tuple[int, dict[int, Any]]:
+def _struct(data: bytes, at: int, depth: int) -> tuple[int, dict[int, Any]]:
     """End of the struct at `at`, and its fields that are integers or structs, by id."""
     if depth > _MAX_DEPTH:
         raise ValueError("a page header is nested too deep")
@@ -91,14 +121,17 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[int, dict[int, Any]]
         at += 1
         if head == 0:
             return at, fields
-        kind, step = head & 15, head >> 4
-        if step:
-            identifier += step
+        kind = head & 15
+        if head > 15:
+            identifier += head >> 4
         else:
             raw, at = _varint(data, at)
             identifier = (raw >> 1) ^ -(raw & 1)
-        if kind in (4, 5, 6):  # i16, i32, i64
-            raw, at = _varint(data, at)
+        if kind in _INTEGERS:
+            raw = data[at]
+            at += 1
+            if raw > 0x7F:
+                raw, at = _varint(data, at - 1)
             fields[identifier] = (raw >> 1) ^ -(raw & 1)
         elif kind == 12:
             at, fields[identifier] = _struct(data, at, depth + 1)
@@ -107,5 +140,7 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[int, dict[int, Any]]
             at += length
         elif kind == 3:
             at += 1
-        elif kind not in (1, 2):  # true, false
+        elif kind in (1, 2):
+            fields[identifier] = kind == 1
+        else:
             raise ValueError(f"a field of unknown kind {kind} in a page header")

@@ -267,7 +267,7 @@ def _extremes(
     expected = [Expected(name, "number" if numeric else "text")]
     decoder = Decoder(footer, file.name, number, rows, expected)
     decoder.fetch(ranges, file.size - footer_bytes, file.size)
-    column = decoder.decode().column(name)
+    column = decoder.decode()[0].column(name)
     try:
         values = number_rows(column, 0).tolist() if numeric else text_rows(column)
     except (ValueError, pa.ArrowException) as error:
