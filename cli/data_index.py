@@ -1,9 +1,10 @@
-"""``isthmus data index``: a dataset out of parquet files that others made, which stay as they are."""
+"""``isthmus data index`` and ``convert``: a dataset out of parquet files that others made."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,10 +18,20 @@ _SOURCES = typer.Argument(
 )
 _MAP = typer.Option(None, "--columns", metavar="MAP", help="The map file, YAML: which column is what.")
 
+_FILES = typer.Option("*.parquet", "--files", metavar="PATTERN", help="Names of the files that count.")
+_LIKE = typer.Option(
+    None,
+    "--like",
+    metavar="DATASET",
+    help="Take autoencoder, text encoders and null embedding from this dataset.",
+)
+_AS_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+
 
 def register(data: typer.Typer) -> None:
-    """Adds the command to the `data` group."""
+    """Adds the commands to the `data` group."""
     data.command("index")(_index)
+    data.command("convert")(_convert)
 
 
 def _index(
@@ -29,18 +40,11 @@ def _index(
     dest: str | None = typer.Option(
         None, "--dest", help="Where the index goes; beside the files (in the first SOURCE) if not told."
     ),
-    files: str = typer.Option(
-        "*.parquet", "--files", metavar="PATTERN", help="Names of the files that count."
-    ),
-    like: str | None = typer.Option(
-        None,
-        "--like",
-        metavar="DATASET",
-        help="Take autoencoder, text encoders and null embedding from this dataset.",
-    ),
+    files: str = _FILES,
+    like: str | None = _LIKE,
     replace: bool = typer.Option(False, "--replace", help="Replace an index that is there."),
     example: bool = typer.Option(False, "--example", help="Print a map file to begin with, and do nothing."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+    as_json: bool = _AS_JSON,
 ) -> None:
     """Make a dataset of parquet files that others made, without changing or copying them.
 
@@ -65,15 +69,10 @@ def _index(
         )
     other = open_dataset(like) if like is not None else None
     settings = read_map(columns, other)
-    started = last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > 5:
-            last = time.monotonic()
-            print(f"{done} of {total} footers", file=sys.stderr, flush=True)
-
-    manifest = index_files(sources, dest, settings, pattern=files, replace=replace, like=other, progress=show)
+    started = time.monotonic()
+    manifest = index_files(
+        sources, dest, settings, pattern=files, replace=replace, like=other, progress=_progress("footers")
+    )
     roots = list(dict.fromkeys([dest or sources[0], *sources]))
     uri = roots[0] if len(roots) == 1 else roots
     result = {
@@ -81,7 +80,57 @@ def _index(
         **describe(manifest),
         "seconds": round(time.monotonic() - started, 2),
     }
-    emit(result, as_json=as_json, text=lambda: _text(result))
+    emit(result, as_json=as_json, text=lambda: _text("indexed", result))
+
+
+def _convert(
+    sources: list[str] = _SOURCES,
+    columns: str | None = _MAP,
+    dest: str | None = typer.Option(
+        None, "--dest", help="Where the dataset is written: a folder or URI without one."
+    ),
+    files: str = _FILES,
+    like: str | None = _LIKE,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Rewrite parquet files that others made as a dataset of our own layout.
+
+    For files whose row groups mix shapes or are too large for `data index`, and for the fastest reading. The map file
+    is the same; `isthmus data index --example` prints one. Needs little memory, whatever the size of the files.
+
+    Example: isthmus data convert ./theirs --columns map.yaml --dest ./data
+    """
+    from isthmus.cli.output import emit
+    from isthmus.errors import UsageError
+    from isthmus.storage.shards import open_dataset
+    from isthmus.storage.shards.foreign_build import describe
+    from isthmus.storage.shards.foreign_convert import convert_files
+
+    if not sources or columns is None or dest is None:
+        raise UsageError(
+            "data convert needs a SOURCE, --columns MAP and --dest DEST",
+            hint="`isthmus data index --example` prints a map",
+        )
+    other = open_dataset(like) if like is not None else None
+    started = time.monotonic()
+    manifest = convert_files(
+        sources, dest, read_map(columns, other), pattern=files, like=other, progress=_progress("rows")
+    )
+    result = {"dataset": dest, **describe(manifest), "seconds": round(time.monotonic() - started, 2)}
+    emit(result, as_json=as_json, text=lambda: _text("wrote", result))
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """Says every few seconds how far it is; on standard error, so that --json stays one document."""
+    last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5:
+            last = time.monotonic()
+            print(f"{done} of {total} {what}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def read_map(path: str, like: Dataset | None) -> ForeignSettings:
@@ -118,10 +167,10 @@ def read_map(path: str, like: Dataset | None) -> ForeignSettings:
     return settings
 
 
-def _text(result: dict[str, Any]) -> str:
+def _text(did: str, result: dict[str, Any]) -> str:
     uri = result["dataset"]
     lines = [
-        f"indexed {result['samples']} samples in {result['blocks']} row groups of {result['files']} files, "
+        f"{did} {result['samples']} samples in {result['blocks']} row groups of {result['files']} files, "
         f"{result['bytes'] / 1e6:.1f} MB"
     ]
     lines += [

@@ -178,21 +178,42 @@ def _bucket_shapes(
 
 
 def _shape(bucket: str, resolution: int, file: File, group: Group, settings: ForeignSettings) -> Shape:
-    """A bucket's latent shape: told, by the sides, by nested lists, or from the number of values and the name."""
-    autoencoder, latent = settings.autoencoder, settings.columns.latents[resolution].mean
+    """A bucket's latent shape at a resolution, from its first row group."""
+    latent = settings.columns.latents[resolution].mean
     where = f"{file.uri}, row group {group.number}, column {latent.column}"
     found = _first_row(file, group, latent.column, latent.dtype)
+    return latent_shape(bucket, resolution, found, group.sides, settings, where)
+
+
+def latent_shape(
+    bucket: str,
+    resolution: int,
+    found: tuple[int, ...],
+    sides: tuple[int, int] | None,
+    settings: ForeignSettings,
+    where: str,
+) -> Shape:
+    """A bucket's latent shape: told, by the sides, by nested lists, or from the number of values and the name.
+
+    Args:
+        found: the shape of a row's values, or how many there are.
+        sides: what the bucket's columns say of the height and width.
+
+    Raises:
+        UsageError: they contradict each other, or do not tell it.
+    """
+    autoencoder = settings.autoencoder
     count = math.prod(found)
     told = settings.shapes.get(bucket, {}).get(resolution)
-    if told is None and group.sides is not None and resolution == max(settings.columns.latents):
+    if told is None and sides is not None and resolution == max(settings.columns.latents):
         unit = autoencoder.factor if settings.bucket.pixels else 1
-        if group.sides[0] % unit or group.sides[1] % unit:
+        if sides[0] % unit or sides[1] % unit:
             raise UsageError(
-                f"sides {group.sides} are not divisible by the autoencoder's factor {unit}",
+                f"sides {sides} are not divisible by the autoencoder's factor {unit}",
                 where=where,
                 hint="`unit: latent` under bucket says that they are latent cells",
             )
-        told = (autoencoder.latent_channels, group.sides[0] // unit, group.sides[1] // unit)
+        told = (autoencoder.latent_channels, sides[0] // unit, sides[1] // unit)
     if told is None and len(found) == 3:
         told = found[0], found[1], found[2]
     if told is None:
@@ -267,7 +288,16 @@ def _check_first_blocks(dataset: Dataset) -> None:
 
 
 def _null_text(dataset: Dataset, settings: ForeignSettings, like: Dataset | None) -> dict[str, TextColumn]:
-    told, spec = settings.null_text, dataset.spec
+    if settings.null_text.startswith("key:"):
+        return null_from_row(dataset, settings.null_text.removeprefix("key:"))
+    return stored_null_text(dataset.spec, settings, like)
+
+
+def stored_null_text(
+    spec: DatasetSpec, settings: ForeignSettings, like: Dataset | None
+) -> dict[str, TextColumn]:
+    """The null embedding that the settings name and that is not one of the files' rows."""
+    told = settings.null_text
     if told == "like":
         if like is None or like.spec.text != spec.text:
             raise UsageError(
@@ -275,11 +305,7 @@ def _null_text(dataset: Dataset, settings: ForeignSettings, like: Dataset | None
                 hint="say `null_text:` in the map file",
             )
         return dict(like.null_text)
-    if told == "zeros":
-        return null_from_zeros(spec)
-    if told.startswith("key:"):
-        return null_from_row(dataset, told.removeprefix("key:"))
-    return null_from_file(told, spec)
+    return null_from_zeros(spec) if told == "zeros" else null_from_file(told, spec)
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
