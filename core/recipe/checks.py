@@ -5,6 +5,7 @@ A field that another field's choice would leave without effect is refused too: w
 
 from __future__ import annotations
 
+from isthmus.core.recipe.checks_alive import check_alive
 from isthmus.core.recipe.checks_batches import check_batches
 from isthmus.core.recipe.checks_data import check_data
 from isthmus.core.recipe.checks_model import check_model
@@ -19,6 +20,7 @@ def check(recipe: Recipe) -> list[Problem]:
     return [
         *check_batches(recipe),
         *check_data(recipe),
+        *check_alive(recipe),
         *check_model(recipe),
         *check_objectives(recipe),
         *check_places(recipe),

@@ -6,14 +6,10 @@ from isthmus.core.recipe.problems import Problem
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.units import format_seconds
 
-PEERS_WAIT_S = 900.0
-"""Seconds that a rank waits for the others in a step (`core/train/parallel.py` sets it): one that waits longer than
-this for its data is taken for dead before it can say what it waits for."""
-
 
 def check_data(recipe: Recipe) -> list[Problem]:
     """Problems of the `data` section that are not of batches and lanes."""
-    data, compute = recipe.data, recipe.compute
+    data = recipe.data
     problems = []
     if data.access != "download":
         for field in ("cache_limit", "cache_directory"):
@@ -31,10 +27,4 @@ def check_data(recipe: Recipe) -> list[Problem]:
         )
         hint = "lower it, or raise data.wait_limit"
         problems.append(Problem(("data", "retry_budget"), message, hint))
-    if data.wait_limit >= PEERS_WAIT_S and compute.nodes * compute.gpus_per_node > 1:
-        message = (
-            f"{wait} is not below the {format_seconds(PEERS_WAIT_S)} that ranks wait for each other in a step:"
-            " they would give up first, without the cause"
-        )
-        problems.append(Problem(("data", "wait_limit"), message, f"at most {PEERS_WAIT_S - 60:g} s"))
     return problems

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from isthmus.core.recipe.alive import LossSpike, NamedTracker, Watchdog
 from isthmus.core.recipe.stages import EMA, Objective, Optimizer, Positive, Section, Stage
 from isthmus.core.recipe.units import Duration, Every, Interval, Repeat, Size
 
@@ -296,3 +297,9 @@ class Recipe(Section):
     """Caps on time and money."""
     backends: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     """One section for each backend; the backend's own model validates it."""
+    watchdog: Watchdog = Watchdog.model_construct()
+    """What notices that training hangs, drags or is about to run out of disk."""
+    on_loss_spike: LossSpike | None = None
+    """What to do when the loss leaves its range; null: nothing."""
+    trackers: list[NamedTracker] = []  # noqa: RUF012
+    """Where else the figures are shown: `tensorboard`, `mlflow`, `wandb`, or sections with more."""

@@ -28,8 +28,8 @@ from isthmus.core.train.weights import full, trained_parameters
 from isthmus.errors import TrainingFailed, UsageError
 
 PROCESS_GROUP_TIMEOUT = datetime.timedelta(minutes=15)
-"""A collective that takes longer means that a rank is gone; the others then fail instead of hanging. Longer than the
-loader waits for a batch (10 minutes), so that a rank without data names the cause before its peers give up."""
+"""Where no recipe says. A collective that takes longer means that a rank is gone; the others then fail instead of
+hanging. In training the recipe's is longer than the watchdog waits, which names the rank before its peers give up."""
 
 
 @dataclass(slots=True)
@@ -87,18 +87,16 @@ class Engine:
         return tensor
 
 
-def join_processes(*, cpu: bool) -> tuple[int, int]:
+def join_processes(*, cpu: bool, timeout: datetime.timedelta = PROCESS_GROUP_TIMEOUT) -> tuple[int, int]:
     """Join torchrun's process group, or make one of this process alone; returns (rank, world size)."""
     backend = "gloo" if cpu else "cpu:gloo,cuda:nccl"
     if not cpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
-            dist.init_process_group(backend, timeout=PROCESS_GROUP_TIMEOUT)
+            dist.init_process_group(backend, timeout=timeout)
         else:
-            dist.init_process_group(
-                backend, store=HashStore(), rank=0, world_size=1, timeout=PROCESS_GROUP_TIMEOUT
-            )
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     return dist.get_rank(), dist.get_world_size()
 
 

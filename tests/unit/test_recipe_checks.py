@@ -8,7 +8,6 @@ import pytest
 
 from isthmus.core.recipe import load_recipe, parse_recipe
 from isthmus.core.recipe.batches import divisors, nearest_multiple, world_sizes
-from isthmus.core.recipe.checks_data import PEERS_WAIT_S
 from isthmus.core.recipe.summary import admitted_world_sizes
 from isthmus.errors import RecipeError
 
@@ -48,7 +47,17 @@ REFUSED = [
     (SMALL, ["data.access=download", "data.cache_directory=s3://b/c"], "data.cache_directory: is a folder of the node"),
     (SMALL, ["data.retry_budget=10 min"], "data.retry_budget: a failing read is tried again for 600 s, but a step waits no"
      " longer than data.wait_limit 600 s"),
-    (SMALL, ["data.wait_limit=15 min"], "data.wait_limit: 900 s is not below the 900 s that ranks wait for each other"),
+    # staying alive
+    (SMALL, ["watchdog.limit=10 min"], "watchdog.limit: 600 s is not above data.wait_limit 600 s"),
+    (SMALL, ["watchdog.collective_timeout=11 min"], "watchdog.collective_timeout: 660 s is not above watchdog.limit 660 s"),
+    (SMALL, ["watchdog.limit=soon"], "watchdog.limit: must be one of `auto` or a duration such as `30 s`"),
+    (SMALL, ["watchdog.straggler_factor=2", "compute.gpus_per_node=1"], "watchdog.straggler_factor: has no effect: there is one rank"),
+    (SMALL, ["on_loss_spike={skip: 5}"], "on_loss_spike.skip: is of rewind; on_loss_spike.action is alarm"),
+    (SMALL, ["on_loss_spike={action: resume}"], "on_loss_spike.action: must be one of `alarm`, `rewind`, not `resume`"),
+    (SMALL, ["trackers=[tensorboard, {name: tensorboard}]"], "trackers[1]: tensorboard is named twice"),
+    (SMALL, ["trackers=[tensorbord]"], "trackers[0]: must be one of `tensorboard`, `mlflow`, `wandb`"),
+    (SMALL, ["trackers=[{name: tensorboard, project: x}]"], "trackers[0].project: has no effect: tensorboard writes into"),
+    (SMALL, ["trackers=[{name: wandb, options: {api_key: abcd}}]"], "a recipe holds no secrets"),
     (SMALL, ["data.read_depth=0"], "data.read_depth: must be one of `auto` or above 0, not 0"),
     (SMALL, ["data.read_depth=fast"], "data.read_depth: must be one of `auto` or a whole number, not `fast`"),
     # lengths
@@ -165,7 +174,9 @@ ACCEPTED = [
     (SMALL, ["backends.some-plugin.setting=3", "compute.offers=[{backend: some-plugin}]"]),
     (SMALL, ["data.access=download", "data.cache_limit=1 TB", "data.cache_directory=/fast"]),
     (SMALL, ["data.read_depth=8", "data.checksums=false", "data.retry_budget=20 s", "data.wait_limit=30 s"]),
-    (SMALL, ["data.wait_limit=2 h", "compute.gpus_per_node=1"]),
+    (SMALL, ["data.wait_limit=2 h"]),
+    (SMALL, ["watchdog={limit: 20 min, collective_timeout: 30 min, disk_free: 1 GB}", "trackers=[mlflow, {name: wandb}]"]),
+    (SMALL, ["on_loss_spike={action: rewind, skip: 10, max_rewinds: 1}"]),
     ("sdxl-progressive", ["compute.nodes=8"]),
     ("sdxl-progressive", ["model.config.attention_head_dim=8", "budget.max_hours=9000"]),
     ("sdxl-progressive", ["data.lanes=1920", "stages.0.global_batch_size=1920", "stages.0.micro_batch_size=15",
@@ -209,9 +220,11 @@ def test_admitted_world_sizes_are_those_that_load() -> None:
         assert (found == []) == (size in (1, 2, 4)), found
 
 
-def test_the_longest_wait_for_data_is_below_what_ranks_wait_for_each_other() -> None:
-    parallel = pytest.importorskip("isthmus.core.train.parallel")
-    assert parallel.PROCESS_GROUP_TIMEOUT.total_seconds() == PEERS_WAIT_S
+def test_a_rank_that_waits_for_data_speaks_before_the_watchdog_and_that_before_the_process_group() -> None:
+    for overrides in ([], ["data.wait_limit=2 h"], ["watchdog.limit=20 min"]):
+        recipe = load_recipe(SMALL, overrides).recipe
+        wait, watchdog = recipe.data.wait_limit, recipe.watchdog
+        assert wait < watchdog.limit_s(wait) < watchdog.collective_timeout_s(wait)
 
 
 def test_a_mistake_shared_by_all_stages_is_told_once() -> None:
