@@ -111,8 +111,8 @@ class ForeignReader:
         with self._place(block) as (name, ranges):
             decoder = Decoder(footer, name, row_group, rows, roles.expected, check=self._check)
             end = int(self._files.file_bytes[block] - self._files.footer_bytes[block])
-            memory = _pooled if decoder.lasts else self._memory
-            decoder.fetch(ranges, end, int(self._files.file_bytes[block]), memory)
+            into = _pooled if decoder.lasts else self._memory
+            decoder.fetch(ranges, end, int(self._files.file_bytes[block]), into)
             table, plain = decoder.decode(plain=True)
         return roles.block(table, plain, name, row_group, rows)
 

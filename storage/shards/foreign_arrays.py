@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
 
-_FLOATS = {"halffloat": np.dtype("<f2"), "float": np.dtype("<f4"), "double": np.dtype("<f8")}
+_FLOATS: dict[str, np.dtype[Any]] = {
+    "halffloat": np.dtype("<f2"),
+    "float": np.dtype("<f4"),
+    "double": np.dtype("<f8"),
+}
 
 
 class WrongRow(ValueError):
@@ -146,12 +150,6 @@ def _as_half(rows: Bytes, dtype: np.dtype[Any], wanted: Wanted, first: int) -> B
 def _raw(chunk: Any, wanted: Wanted, first: int) -> tuple[Bytes, Int64, np.dtype[Any]]:
     """The chunk's bytes, where each row begins in them and the last ends [rows + 1], and the type of its numbers."""
     chunk = _storage(chunk)
-    if pa.types.is_dictionary(chunk.type):
-        # A long value may stand for every row: refused before it is copied to all of them.
-        longest = max((len(value) for value in chunk.dictionary.to_pylist() if value is not None), default=0)
-        if longest > 4 * wanted.values:
-            raise ValueError(f"a value of {longest} bytes, not {wanted.values} values")
-        chunk = chunk.dictionary_decode()
     _refuse_nulls(chunk, first)
     kind = chunk.type
     if pa.types.is_fixed_size_binary(kind):
@@ -181,10 +179,10 @@ def _raw(chunk: Any, wanted: Wanted, first: int) -> tuple[Bytes, Int64, np.dtype
             if at is not None:
                 row = int(np.searchsorted(offsets, offsets[0] + at, side="right")) - 1
                 raise WrongRow(first + row, "it has a null among its values")
-    dtype = _FLOATS.get(str(chunk.type))
-    if dtype is None:
+    kind = _FLOATS.get(str(chunk.type))
+    if kind is None:
         raise ValueError(f"the column {wrong_array_type(chunk.type)}")
-    return _buffer(chunk, 1), (offsets + chunk.offset) * dtype.itemsize, dtype
+    return _buffer(chunk, 1), (offsets + chunk.offset) * kind.itemsize, kind
 
 
 def first_shape(column: Any, dtype: str) -> tuple[int, ...]:

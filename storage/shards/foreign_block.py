@@ -144,7 +144,7 @@ class Roles:
         """A column of one value, which all blocks of so many rows share."""
         key = type(value), value, rows
         if key not in self._constants:
-            made = np.full(rows, value, np.bool_ if isinstance(value, bool) else np.int32)
+            made: NDArray[Any] = np.full(rows, value, np.bool_ if isinstance(value, bool) else np.int32)
             made.flags.writeable = False
             self._constants[key] = made
         return self._constants[key]

@@ -151,7 +151,7 @@ def read_footer(ranges: Ranges, file: File) -> tuple[Footer, int, int]:
     if file.size < 12:
         raise CorruptShard(f"{file.size} bytes are no parquet file", shard=file.uri)
     tail = min(file.size, _TAIL)
-    data = ranges.read(file.name, file.size - tail, tail, file_bytes=file.size)
+    data = bytes(ranges.read(file.name, file.size - tail, tail, file_bytes=file.size))
     if data[-4:] != b"PAR1":
         what = "an encrypted parquet file" if data[-4:] == b"PARE" else "no parquet file, or one cut short"
         raise CorruptShard(f"it is {what}", shard=file.uri)
@@ -160,7 +160,7 @@ def read_footer(ranges: Ranges, file: File) -> tuple[Footer, int, int]:
     if size > min(file.size - 4, MAX_FOOTER_BYTES):
         raise CorruptShard(f"it claims a footer of {length} bytes", shard=file.uri)
     if size > tail:
-        data = ranges.read(file.name, file.size - size, size, file_bytes=file.size)
+        data = bytes(ranges.read(file.name, file.size - size, size, file_bytes=file.size))
     data = data[len(data) - size :]
     return Footer(data, file.uri), size, zlib.crc32(data)
 
@@ -205,7 +205,7 @@ def check_columns(footer: Footer, columns: ColumnMap, rule: BucketRule, file: Fi
         (columns.flipped, lambda kind: wrong_number_type(kind, flag=True)),
         *((name, wrong_text_type) for name in texts),
         *((name, wrong_number_type) for name in numbers),
-        *((values and values.column, wrong_array_type) for values in arrays),
+        *((None if values is None else values.column, wrong_array_type) for values in arrays),
     ]
     for name, wrong in checks:
         if name is None:
