@@ -355,3 +355,19 @@ def test_the_example_is_a_map():
         settings.columns.to_json()
         == parse_settings({**parse(EXAMPLE).data, "columns": settings.columns.to_json()}).columns.to_json()
     )
+
+
+def test_files_and_index_in_a_store(files):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for path in files.iterdir():
+        store.pipe_file(f"/theirs/deep/{path.name}", path.read_bytes())
+    index_files(["memory://theirs"], "memory://dest", parse_settings(foreign.MAP))
+    roots = ["memory://dest", "memory://theirs"]
+    assert verify(roots).ok
+    dataset = open_dataset(roots)
+    assert dataset.index.shard_names == ("deep/x.parquet", "deep/y.parquet")
+    assert ForeignReader(dataset, 64).read(2).strings["key"] == [f"f{number}" for number in range(12, 20)]
+    store.rm("/theirs", recursive=True)
+    store.rm("/dest", recursive=True)

@@ -125,3 +125,17 @@ def test_a_damaged_row_ends_the_loader_with_its_place(tmp_path):
     ):
         for _ in islice(batches, ROWS // 8):
             pass
+
+
+@pytest.mark.parametrize("kind", ["s3", "blob"])
+def test_files_in_object_stores_are_indexed_and_read_where_they_are(kind, request, dataset, tmp_path):
+    store = request.getfixturevalue(kind)
+    for path in write_files(tmp_path).iterdir():
+        store.put(path.name, path.read_bytes())
+    manifest = index_files([store.root], None, parse_settings(foreign.mapped(bucket=RULE)))
+    assert manifest.fingerprint == dataset.fingerprint
+    remote = open_dataset(store.root)
+    with loader(remote) as far, loader(dataset) as near:
+        for batch, told in islice(zip(far, near, strict=True), ROWS // 8):
+            assert batch.keys == told.keys
+            check(batch)
