@@ -29,7 +29,6 @@ from isthmus.storage.shards.layout import (
     MAX_CHUNK_BYTES,
     MAX_PAGE_HEADER,
     MAX_ROWS_PER_GROUP,
-    Column,
     columns_of,
     siblings,
 )
@@ -96,27 +95,40 @@ class Index:
         return shard if self.foreign is not None else shard_file(shard, sibling)
 
     def sibling(self, name: str) -> SiblingIndex:
-        """The byte ranges and checksums of one sibling of all blocks; KeyError when the dataset has none."""
+        """The byte ranges and checksums of one sibling of all blocks.
+
+        Raises:
+            KeyError: the dataset has no such sibling.
+            DataError: a checksum is missing; everything else was checked when the index was parsed.
+        """
         if name not in self._siblings:
-            self._siblings[name] = _read_sibling(self._file, name)
+            try:
+                self._siblings[name] = _read_sibling(self._file, name, checksums=True)
+            except ValueError as error:
+                raise DataError(f"not a valid index: {error}") from None
         return self._siblings[name]
 
 
-def _read_sibling(data: bytes, name: str) -> SiblingIndex:
+def _read_sibling(data: bytes, name: str, *, checksums: bool) -> SiblingIndex:
+    """One sibling's columns of the index; without `checksums` their arrays are empty."""
     file = pq.ParquetFile(pa.BufferReader(data))
-    listed = [column for column in file.schema_arrow.names if column.startswith(f"{name}/")]
-    columns = tuple(column.split("/")[1] for column in listed if column.endswith("/length"))
+    types = {field.name: field.type for field in file.schema_arrow if field.name.startswith(f"{name}/")}
+    columns = tuple(column.split("/")[1] for column in types if column.endswith("/length"))
     if not columns:
         raise KeyError(name)
-    table = file.read(columns=listed)
+    crc32 = [f"{name}/footer_crc32", *(f"{name}/{column}/crc32" for column in columns)]
+    if not all(pa.types.is_integer(types[column]) for column in crc32):
+        raise ValueError(f"the checksums of sibling {name} are not whole numbers")
+    table = file.read(columns=[column for column in types if checksums or column not in crc32])
+    none = np.zeros(0, np.int64)
     # One column of the index behind the other: side by side they would take longer to copy than to decode.
     return SiblingIndex(
         columns=columns,
         offset=_numbers(table, f"{name}/offset"),
         file_bytes=_numbers(table, f"{name}/file_bytes"),
-        footer_crc32=_numbers(table, f"{name}/footer_crc32"),
-        length=np.stack([_numbers(table, f"{name}/{c}/length") for c in columns]).T,
-        crc32=np.stack([_numbers(table, f"{name}/{c}/crc32") for c in columns]).T,
+        footer_crc32=_numbers(table, crc32[0]) if checksums else none,
+        length=np.stack([_numbers(table, f"{name}/{column}/length") for column in columns]).T,
+        crc32=np.stack([_numbers(table, column) for column in crc32[1:]]).T if checksums else none[:, None],
     )
 
 
@@ -216,10 +228,9 @@ def _parse(data: bytes, manifest: Manifest) -> Index:
     sizes = [int(size_class) for size_class in np.unique(index.size_class)]
     for sibling in dict.fromkeys(name for size in sizes for name in siblings(manifest.spec, size)):
         # Not kept: most siblings are of other resolutions and captions than what is read next.
-        ranges = _read_sibling(data, sibling)
-        for size_class in sizes:
-            if sibling in siblings(manifest.spec, size_class):
-                _check_sibling(index, manifest, size_class, sibling, ranges)
+        ranges = _read_sibling(data, sibling, checksums=False)
+        having = [size for size in sizes if sibling in siblings(manifest.spec, size)]
+        _check_sibling(index, manifest, np.isin(index.size_class, having), sibling, ranges)
     return index
 
 
@@ -255,38 +266,36 @@ def _check_blocks(index: Index, manifest: Manifest) -> None:
 
 
 def _check_sibling(
-    index: Index, manifest: Manifest, size_class: int, name: str, ranges: SiblingIndex
+    index: Index, manifest: Manifest, here: NDArray[np.bool_], name: str, ranges: SiblingIndex
 ) -> None:
-    """Every chunk of the sibling lies within its file, one behind the other, and has room for its rows."""
-    here = index.size_class == size_class
+    """Every chunk of the sibling lies within its file, one behind the other, and has room for its rows.
+
+    Args:
+        here: [blocks] those that have the sibling.
+    """
+    widths = np.zeros((len(manifest.spec.buckets), len(ranges.columns)), np.int64)
     for number in np.unique(index.bucket[here]):
-        blocks = np.flatnonzero(here & (index.bucket == number))
         shape = None
         if name.endswith("px"):
             shape = manifest.latent_shapes[manifest.spec.buckets[number]][int(name.removesuffix("px"))]
         columns = columns_of(manifest.spec, name, shape)
         if ranges.columns != tuple(column.name for column in columns):
             raise ValueError(f"the columns of sibling {name} are not those of the manifest")
-        end = ranges.offset[blocks] + ranges.length[blocks].sum(axis=1)
-        wrong = (ranges.offset[blocks] < 4) | (end + 12 > ranges.file_bytes[blocks])
-        wrong |= (ranges.length[blocks] < 8).any(axis=1) | (ranges.length[blocks] > MAX_CHUNK_BYTES).any(
-            axis=1
+        widths[number] = [column.width or 0 for column in columns]
+    wrong = ranges.offset < 4
+    end = ranges.offset.copy()
+    for at, length in enumerate(ranges.length.T):  # column by column, as they lie in memory
+        width = widths[index.bucket, at]
+        wrong |= (length < 8) | (length > MAX_CHUNK_BYTES)
+        header = length - index.rows * width
+        wrong |= (width > 0) & ((header < 1) | (header > MAX_PAGE_HEADER))
+        end += length
+    wrong = here & (wrong | (end + 12 > ranges.file_bytes))
+    if wrong.any():
+        block = int(np.argmax(wrong))
+        raise ValueError(
+            f"the byte ranges of {index.file(block, name)}, row group {index.row_group[block]}, do not fit its rows"
         )
-        wrong |= _wrong_lengths(columns, ranges.length[blocks], index.rows[blocks])
-        if wrong.any():
-            block = int(blocks[np.argmax(wrong)])
-            raise ValueError(
-                f"the byte ranges of {index.file(block, name)}, row group {index.row_group[block]}, do not fit its rows"
-            )
-
-
-def _wrong_lengths(columns: Sequence[Column], lengths: Int64, rows: Int64) -> NDArray[np.bool_]:
-    wrong = np.zeros(len(rows), np.bool_)
-    for at, column in enumerate(columns):
-        if column.width is not None:
-            header = lengths[:, at] - rows * column.width
-            wrong |= (header < 1) | (header > MAX_PAGE_HEADER)
-    return wrong
 
 
 def _numbers(table: Any, name: str) -> Int64:

@@ -127,7 +127,7 @@ def _in_epoch(lines: Lines, bucket: int, epoch: int, taken: Int64, piece: Int64)
     window = lines.lane_window[bucket]
     start = np.cumsum(piece) - piece
     whole = np.where(taken == piece, taken, taken // window * window)
-    counts = (upto(start + whole) - upto(start)).sum(axis=1)
+    counts: Int64 = (upto(start + whole) - upto(start)).sum(axis=1)
     # Of a window that is taken in part, only its permutation says which rows come first.
     for lane in np.flatnonzero(whole < taken).tolist():
         first, count = int(start[lane] + whole[lane]), int(taken[lane] - whole[lane])
