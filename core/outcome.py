@@ -33,6 +33,10 @@ class Outcome:
     cause: str | None
     time: float
     """Seconds since 1970."""
+    culprit: int | None = None
+    """The rank to blame, where it is another one."""
+    decisive: bool = False
+    """Said by one who had looked at all ranks: it counts before anything else that ranks say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +46,22 @@ class Death:
     rank: int
     exit_code: int
     time: float
+    place: str | None = None
+    """Where its Python code was, when the fault handler could write that down."""
+    memory: str | None = None
+    """Of a SIGKILL: what the kernel's counters say of memory."""
 
     def describe(self) -> str:
         """For a message: the rank and the signal or the exit code."""
+        place = f" in {self.place}" if self.place else ""
         if self.exit_code >= 0:
-            return f"rank {self.rank} exited with {self.exit_code} and did not say why; its log may"
+            return f"rank {self.rank} exited with {self.exit_code}{place} and did not say why; its log may"
         try:
             name = signal.Signals(-self.exit_code).name
         except ValueError:
             name = "unknown"
-        hint = "; out of memory?" if -self.exit_code == signal.SIGKILL else ""
-        return f"rank {self.rank} was killed by signal {-self.exit_code} ({name}){hint}"
+        hint = f"; {self.memory or 'out of memory?'}" if -self.exit_code == signal.SIGKILL else ""
+        return f"rank {self.rank} was killed by signal {-self.exit_code} ({name}){place}{hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,14 @@ class Verdict:
     rank: int | None = None
 
 
-def write_outcome(status: Ending, *, cause: str | None = None, exit_code: int | None = None) -> None:
+def write_outcome(
+    status: Ending,
+    *,
+    cause: str | None = None,
+    exit_code: int | None = None,
+    culprit: int | None = None,
+    decisive: bool = False,
+) -> None:
     """Records how this rank ended; the first word of a rank stays. Does nothing outside of a worker."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -76,7 +92,8 @@ def write_outcome(status: Ending, *, cause: str | None = None, exit_code: int | 
     if path.exists():
         return
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(Outcome(rank, status, code, cause, time.time()))))
+    outcome = Outcome(rank, status, code, cause, time.time(), culprit, decisive)
+    temporary.write_text(json.dumps(asdict(outcome)))
     temporary.replace(path)
 
 
@@ -93,6 +110,8 @@ def read_outcomes(folder: Path) -> list[Outcome]:
                     exit_code=int(data["exit_code"]),
                     cause=data.get("cause"),
                     time=float(data["time"]),
+                    culprit=data.get("culprit"),
+                    decisive=bool(data.get("decisive")),
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -131,13 +150,17 @@ def decide(
         if not finished:
             cause = silent[0].describe() if silent and not ended_gracefully else None
             return Verdict(graceful, EXIT_CODES[graceful], cause)
+    told = next((outcome for outcome in outcomes if outcome.decisive), None)
+    if told is not None:
+        return Verdict(told.status, told.exit_code, told.cause, told.culprit)
     first = failures[0] if failures else None
     # torchrun's own teardown kills the survivors of a death, so only its first death counts.
     if silent and silent[0] == deaths[0] and (first is None or first.time > silent[0].time - _ECHO_SECONDS):
         return Verdict("failed", 1, silent[0].describe(), silent[0].rank)
     if first is not None:
         code = first.exit_code if first.exit_code in (1, 2) else 1
-        return Verdict("failed", code, first.cause or f"rank {first.rank} failed", first.rank)
+        rank = first.rank if first.culprit is None else first.culprit
+        return Verdict("failed", code, first.cause or f"rank {first.rank} failed", rank)
     if any(outcome.status == "stopped" for outcome in outcomes):
         return Verdict("stopped", EXIT_CODES["stopped"], _first_cause(outcomes, "stopped"))
     if ended_gracefully:

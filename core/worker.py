@@ -227,7 +227,10 @@ class Worker:
     # -- the ranks
 
     def _run_ranks(self, outcomes: Path, attempt: int, token: str) -> Verdict:
+        from isthmus.core.telemetry.deaths import KillCounter, keep_logs, last_place
+
         report = outcomes / "torchrun.json"
+        kills = KillCounter()
         self._torchrun = subprocess.Popen(
             [
                 *(sys.executable, "-m", "isthmus.core.cluster.elastic", str(os.getpid()), str(report)),
@@ -247,9 +250,16 @@ class Worker:
         data: dict[str, Any] = {"deaths": [], "error": None}
         with contextlib.suppress(OSError, ValueError):
             data = json.loads(report.read_text())
+        deaths = [
+            Death(
+                **death, place=last_place(outcomes / f"stack-rank{death['rank']}.txt"), memory=kills.explain()
+            )
+            for death in data["deaths"]
+        ]
+        keep_logs(self.run, outcomes, attempt)
         return decide(
             read_outcomes(outcomes),
-            [Death(**death) for death in data["deaths"]],
+            deaths,
             ranks=self.processes,
             signalled=signalled,
             stop_requested=self._stop_requested(attempt),
@@ -276,8 +286,13 @@ class Worker:
 
     def _environment(self, outcomes: Path, attempt: int, token: str) -> dict[str, str]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        flight = str(outcomes / "flight_")
         return {
             "OMP_NUM_THREADS": str(max(1, cores // self.processes)),
+            # What each rank's last collectives were, kept in memory and written when one times out; newer and older names.
+            **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+            **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), flight),
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             **os.environ,
             "ISTHMUS_ATTEMPT": str(attempt),
             "ISTHMUS_LEASE_TOKEN": token,

@@ -6,6 +6,7 @@ trainer can, and sees to it that no rank ends without a word: an exception becom
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
@@ -30,6 +31,9 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["RANK"])
     (folder / f"rank{rank}.pid").write_text(json.dumps(ProcessId.current().to_json()))
     signal.signal(signal.SIGTERM, _evicted_early)
+    # A crash in native code leaves no exception: where Python was is all that can be said of it.
+    stacks = (folder / f"stack-rank{rank}.txt").open("a")
+    faulthandler.enable(file=stacks)
 
     module, sys.argv = arguments[0], arguments
     try:

@@ -131,8 +131,10 @@ def test_kill_9_of_a_rank_is_named(start: Callable[..., Attempt]) -> None:
     other = attempt.pid_of(0)
     code, output = attempt.end()
     assert code == 1
-    cause = "rank 1 was killed by signal 9 (SIGKILL); out of memory?"
-    assert attempt.run.events("failed")[0]["cause"] == cause
+    cause = attempt.run.events("failed")[0]["cause"]
+    assert cause.startswith("rank 1 was killed by signal 9 (SIGKILL); ")
+    # What the kernel counts of its own kills tells this one apart; without such a counter it is a question.
+    assert "not by the kernel for want of memory" in cause or cause.endswith("out of memory?")
     assert f"isthmus: failed: {cause}" in output
     assert gone(other)
 
