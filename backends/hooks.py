@@ -16,20 +16,6 @@ and in that module::
 
 from __future__ import annotations
 
-import pluggy
+from isthmus.core.plugins import PROJECT, BackendEntry, Hooks, hookimpl, hookspec
 
-PROJECT = "isthmus"
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
-
-BackendEntry = tuple[str, str, str | None]
-"""(name, import string `module:class`, the extra that brings what it needs or None)."""
-
-
-class Hooks:
-    """The hooks that a plugin may implement."""
-
-    @hookspec
-    def isthmus_backends(self) -> list[BackendEntry]:
-        """The backends of this plugin. Imports nothing heavy: an entry is loaded when it is asked for."""
-        raise NotImplementedError
+__all__ = ["PROJECT", "BackendEntry", "Hooks", "hookimpl", "hookspec"]

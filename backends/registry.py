@@ -8,8 +8,9 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from isthmus.backends.hooks import PROJECT, BackendEntry, Hooks
+from isthmus.backends.hooks import BackendEntry
 from isthmus.backends.spec import Backend
+from isthmus.core.plugins import installed, one_line
 from isthmus.errors import NotInstalled, PluginError, UsageError
 
 LATER = ("azure", "sagemaker")
@@ -28,37 +29,18 @@ class _Known:
 
 @cache
 def _scan() -> _Known:
-    from importlib import metadata
-
-    import pluggy
-
-    known = _Known()
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(Hooks)
-    for point in sorted(metadata.entry_points(group=PROJECT), key=lambda point: point.name):
-        if manager.get_plugin(point.name) is not None:
-            continue  # the same distribution found twice, as with an editable install beside a wheel
-        try:
-            manager.register(point.load(), point.name)
-            manager.check_pending()
-        except Exception as error:  # noqa: BLE001 - a plugin may fail in any way; isthmus goes on without it
-            known.broken[point.name] = _one_line(error)
-            if manager.has_plugin(point.name):
-                manager.unregister(name=point.name)
-            continue
-        announce = getattr(manager.get_plugin(point.name), "isthmus_backends", None)
+    known, plugins = _Known(), installed()
+    known.broken.update(plugins.broken)
+    for plugin, module in plugins.modules.items():
+        announce = getattr(module, "isthmus_backends", None)
         try:
             for name, target, extra in announce() if announce is not None else ():
                 # The first one wins, and the built-in ones are never shadowed.
-                if name not in known.entries or point.name == "builtin":
-                    known.entries[name] = ((name, target, extra), point.name)
-        except Exception as error:  # noqa: BLE001 - as above
-            known.broken[point.name] = _one_line(error)
+                if name not in known.entries or plugin == "builtin":
+                    known.entries[name] = ((name, target, extra), plugin)
+        except Exception as error:  # noqa: BLE001 - a plugin may fail in any way; isthmus goes on without it
+            known.broken[plugin] = one_line(error)
     return known
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 _reported: set[str] = set()
@@ -120,9 +102,9 @@ def _load(name: str, target: str, extra: str | None, plugin: str) -> Backend:
         missing = error.name or "a module"
         if extra is not None and not module.startswith(missing):
             raise NotInstalled(f"the {name} backend", extra=extra, module=missing) from error
-        raise _broken(name, plugin, _one_line(error)) from error
+        raise _broken(name, plugin, one_line(error)) from error
     except Exception as error:
-        raise _broken(name, plugin, _one_line(error)) from error
+        raise _broken(name, plugin, one_line(error)) from error
     lacks = [word for word in ("capabilities", "settings", *_METHODS) if not hasattr(found, word)]
     if lacks:
         raise _broken(name, plugin, f"{target} lacks {', '.join(lacks)}")

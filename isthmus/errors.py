@@ -6,7 +6,7 @@
     ├── UsageError              exit 2   the user can fix it: a flag, a path, a name
     │   ├── RecipeError         exit 2   one or more problems in a recipe, each with its place
     │   ├── NotInstalled        exit 2   an extra is missing; says which
-    │   ├── PluginError         exit 2   the backend that was asked for comes from a broken plugin
+    │   ├── PluginError         exit 2   the backend or denoiser that was asked for comes from a broken plugin
     │   ├── DatasetNotFound     exit 2   no latent dataset where the recipe says there is one
     │   ├── DatasetMismatch     exit 2   the dataset was made with other encoders, or is another one than the run's
     │   ├── WorldSizeError      exit 2   this many ranks cannot share the lanes or the batch
@@ -102,7 +102,7 @@ class NotInstalled(UsageError):
 
 
 class PluginError(UsageError):
-    """The backend that was asked for comes from a plugin that could not be loaded."""
+    """The backend or denoiser that was asked for comes from a plugin, or the recipe's code, that is broken."""
 
 
 class DatasetNotFound(UsageError):

@@ -1,4 +1,4 @@
-"""Autoencoders behind one interface: diffusers' AutoencoderKL, and the quickstart's linear one.
+"""Autoencoders behind one interface: diffusers' autoencoders of pictures, and the quickstart's linear one.
 
 Latents are stored unscaled, as mean and log variance. In training a latent is
 `((mean + exp(logvar / 2) * noise) - shift_factor) * scaling_factor`; what a sampler draws goes back through
@@ -88,38 +88,74 @@ def patch_pca_folder(section: AutoencoderSection, dataset_uri: str) -> str:
     return str(join(dataset_uri, section.source))
 
 
+_KL = (
+    "in_channels", "out_channels", "down_block_types", "up_block_types", "block_out_channels",
+    "layers_per_block", "act_fn", "latent_channels", "norm_num_groups", "scaling_factor", "shift_factor",
+    "use_quant_conv", "use_post_quant_conv", "mid_block_add_attention",
+)  # fmt: skip
+_DC = (
+    "in_channels", "latent_channels", "attention_head_dim", "encoder_block_types", "decoder_block_types",
+    "encoder_block_out_channels", "decoder_block_out_channels", "encoder_layers_per_block",
+    "decoder_layers_per_block", "encoder_qkv_multiscales", "decoder_qkv_multiscales", "upsample_block_type",
+    "downsample_block_type", "decoder_norm_types", "decoder_act_fns", "encoder_out_shortcut",
+    "decoder_in_shortcut", "decoder_conv_act_fn", "scaling_factor",
+)  # fmt: skip
+_SETTINGS = {"AutoencoderKL": _KL, "AutoencoderDC": _DC}
+"""Class -> what changes its output; lists of our own, since the library's defaults grow. Of others: all there is."""
+_NO_SPREAD = -30.0
+"""Log variance of an autoencoder without a posterior: a standard deviation of 3e-7, which fp16 latents do not show."""
+
+
 class DiffusersAutoencoder:
-    """An AutoencoderKL from a folder, a URI or the hub.
+    """An autoencoder of diffusers from a folder, a URI or the hub: what its configuration says it is.
+
+    One with a posterior (AutoencoderKL and its like) gives mean and log variance; one without (AutoencoderDC) gives its
+    latent and a log variance of next to nothing.
 
     Args:
         source: see :func:`isthmus.core.encode.pretrained.locate`.
     """
 
     kind = "diffusers"
-    # What changes its output; a list of our own, since the library's defaults grow.
-    settings = (
-        "in_channels", "out_channels", "down_block_types", "up_block_types", "block_out_channels",
-        "layers_per_block", "act_fn", "latent_channels", "norm_num_groups", "scaling_factor", "shift_factor",
-        "use_quant_conv", "use_post_quant_conv", "mid_block_add_attention",
-    )  # fmt: skip
 
     def __init__(self, source: str, *, device: str = "auto", bf16: bool = False) -> None:
-        from diffusers import AutoencoderKL
+        import diffusers
 
         where, options = locate(source)
+        found: Any = load_pretrained(
+            lambda: diffusers.AutoencoderKL.load_config(where, **options), source=source
+        )
+        name = str(dict(found).get("_class_name"))
+        kind: Any = getattr(diffusers, name, None) if name.startswith("Autoencoder") else None
+        if kind is None:
+            raise UsageError(f"{source} is a {name}, no autoencoder of diffusers")
         self.model: Any = load_pretrained(
-            lambda: AutoencoderKL.from_pretrained(
+            lambda: kind.from_pretrained(
                 where, use_safetensors=True, low_cpu_mem_usage=False, torch_dtype=torch.float32, **options
             ),
             source=source,
         ).eval()
         config = self.model.config
+        if config.get("latents_mean") is not None or config.get("latents_std") is not None:
+            raise UsageError(
+                f"{source} scales each channel of its latents by itself (latents_mean, latents_std)",
+                hint="an autoencoder with one scaling_factor",
+            )
         self.latent_channels = int(config.latent_channels)
-        self.factor = 2 ** (len(config.block_out_channels) - 1)
-        self.scaling_factor = float(config.scaling_factor)
-        self.shift_factor = float(config.shift_factor or 0.0)
-        chosen = {name: getattr(config, name, None) for name in self.settings}
-        self._fingerprint = fingerprint({"kind": self.kind, "config": chosen}, self.model.state_dict())
+        levels = config.get("block_out_channels") or config.get("encoder_block_out_channels")
+        if levels is None:
+            raise UsageError(f"{source}: a {name} is no autoencoder of pictures that isthmus knows")
+        self.factor = 2 ** (len(levels) - 1)
+        self.scaling_factor = float(config.get("scaling_factor") or 1.0)
+        self.shift_factor = float(config.get("shift_factor") or 0.0)
+        settings = _SETTINGS.get(name) or sorted(key for key in config if not key.startswith("_"))
+        chosen: dict[str, Any] = {
+            "kind": self.kind,
+            "config": {setting: getattr(config, setting, None) for setting in settings},
+        }
+        if name != "AutoencoderKL":
+            chosen["class"] = name
+        self._fingerprint = fingerprint(chosen, self.model.state_dict())
         self._device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
@@ -135,8 +171,12 @@ class DiffusersAutoencoder:
     @torch.no_grad()
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Autoencoder`."""
-        posterior = self.model.encode(images.to(self._device, self._dtype)).latent_dist
-        return posterior.mean.float().cpu(), posterior.logvar.float().cpu()
+        encoded = self.model.encode(images.to(self._device, self._dtype))
+        posterior = getattr(encoded, "latent_dist", None)
+        if posterior is not None:
+            return posterior.mean.float().cpu(), posterior.logvar.float().cpu()
+        latent: Tensor = encoded[0].float().cpu()
+        return latent, torch.full_like(latent, _NO_SPREAD)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -121,16 +121,14 @@ def cover(picture: Size, target: Size) -> Crop:
 def latent_multiple(recipe: Recipe) -> int:
     """Pixels that every picture's sides must be divisible by: the autoencoder's factor times the denoiser's patch.
 
-    A UNet's patch is what its downsampling halves: 2 to the number of its down blocks less one.
+    A team's own family says nothing here: its pictures are cut to the autoencoder's factor, or to `data.buckets.step`.
     """
     from isthmus.core.models.presets import model_config
+    from isthmus.core.models.profiles import arguments, downsampling
 
-    _, config = model_config(recipe.model)
-    if recipe.model.family == "unet":
-        patch = 1 << (len(config.get("down_block_types", (None,) * 4)) - 1)
-    else:
-        patch = int(config.get("patch_size", 2))
-    return recipe.encoders.autoencoder.factor * patch
+    class_name, config = model_config(recipe.model)
+    cells = downsampling(recipe.model.family, {**arguments(class_name), **config})
+    return recipe.encoders.autoencoder.factor * cells
 
 
 def _oblong(largest: int, step: int, limit: float) -> set[Size]:

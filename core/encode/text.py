@@ -8,14 +8,15 @@ clip     hidden state before the last layer, without   `text_embeds` of a model 
                                                        `pooler_output`
 t5       `last_hidden_state`                           none                            valid tokens, or
                                                                                        max_tokens (see below)
+gemma    `last_hidden_state`                           none                            valid tokens
 minilm   `last_hidden_state`                           mean of the valid tokens,       valid tokens
                                                        normalised
 ======== ============================================= =============================== ====================
 
 These are what diffusers' own pipelines feed their denoisers, so that an exported pipeline sees what the model was
 trained on: SDXL and SD3 take CLIP's state before the last layer and no mask; PixArt masks T5's padding, SD3 does
-not. So `padding="kept"` (the default for the `mmdit` family) stores T5's states of padding tokens with length
-max_tokens, and `padding="masked"` stores valid tokens followed by zeros. A unet whose only text is one CLIP without
+not, nor does Flux. So `padding="kept"` (the default for the families `mmdit` and `flux`) stores T5's states of padding
+tokens with length max_tokens, and `padding="masked"` stores valid tokens followed by zeros. Sana masks Gemma's padding. A unet whose only text is one CLIP without
 a pooled vector is a Stable Diffusion 1 or 2: its pipeline takes the last state, after the final layer norm, and so
 does `clip_state="last"`.
 """
@@ -65,7 +66,7 @@ def load_text_encoders(
     recipe: Recipe, *, device: str = "auto", bf16: bool = False
 ) -> dict[str, TextEncoderRunner]:
     """Every text encoder of a recipe, by name and in the recipe's order, as its family's pipeline uses it."""
-    padding: Padding = "kept" if recipe.model.family == "mmdit" else "masked"
+    padding: Padding = "kept" if recipe.model.family in ("mmdit", "flux") else "masked"
     only_clip = [(spec.kind, spec.pooled_width) for spec in recipe.encoders.text] == [("clip", None)]
     clip_state: ClipState = "last" if recipe.model.family == "unet" and only_clip else "penultimate"
     return {
@@ -95,7 +96,7 @@ def load_text_encoder(
         UsageError: there is no such model, it has no safetensors, or its widths are not the recipe's.
         NotInstalled: the packaged MiniLM is asked for and not there.
     """
-    kinds = {"clip": _CLIP, "t5": _T5, "minilm": _MiniLM}
+    kinds = {"clip": _CLIP, "t5": _T5, "gemma": _Gemma, "minilm": _MiniLM}
     dtype = torch.bfloat16 if bf16 else torch.float32
     return kinds[spec.kind](spec, padding, clip_state, _device(device), dtype)
 
@@ -249,6 +250,37 @@ class _T5(_Runner):
     def _forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         masked = mask if self._padding == "masked" else None
         return self.model(tokens, attention_mask=masked).last_hidden_state, None
+
+
+class _Gemma(_Runner):
+    settings = (
+        "head_dim", "hidden_activation", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+        "rms_norm_eps", "rope_theta", "rope_parameters", "query_pre_attn_scalar", "sliding_window",
+        "attn_logit_softcapping", "layer_types",
+    )  # fmt: skip
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # Gemma's tokenizers pad on the left unless told; Sana's pipeline tells, and `length` counts from the left.
+        self.tokenizer.padding_side = "right"
+
+    def _load(self, where: str, options: dict[str, Any]) -> Any:
+        from transformers import AutoConfig, Gemma2Model, Gemma3TextModel, GemmaModel
+
+        config = AutoConfig.from_pretrained(where, **options)
+        kinds = {"gemma": GemmaModel, "gemma2": Gemma2Model, "gemma3_text": Gemma3TextModel}
+        if config.model_type not in kinds:
+            raise UsageError(
+                f"encoders.text {self.name}: {self._spec.source} is a {config.model_type}",
+                hint=f"kind gemma loads {', '.join(kinds)}",
+            )
+        return kinds[config.model_type].from_pretrained(where, use_safetensors=True, dtype="auto", **options)
+
+    def _forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.model(tokens, attention_mask=mask).last_hidden_state, None
+
+    def _padding_rule(self) -> Padding:
+        return "masked"
 
 
 class _MiniLM(_Runner):

@@ -1,6 +1,6 @@
 """Tiny, randomly initialised models in their libraries' own file formats: for tests and rehearsals without a network.
 
-They are real AutoencoderKL, CLIP and T5 models, loaded by the code that loads full-size ones; only their numbers
+They are real AutoencoderKL, AutoencoderDC, CLIP, T5 and Gemma models, loaded by the code that loads full-size ones; only their numbers
 mean nothing.
 """
 
@@ -17,8 +17,10 @@ MAX_TOKENS = 16
 _WORDS = "a an the red green blue yellow heart circle square dog cat photo of on in with"
 
 
-def save_autoencoder(folder: Path, *, seed: int = 0, shift_factor: float | None = 0.1) -> Path:
-    """An AutoencoderKL with 4 latent channels and a factor of 4."""
+def save_autoencoder(
+    folder: Path, *, seed: int = 0, shift_factor: float | None = 0.1, latent_channels: int = 4
+) -> Path:
+    """An AutoencoderKL with a factor of 4."""
     import torch
     from diffusers import AutoencoderKL
 
@@ -29,11 +31,59 @@ def save_autoencoder(folder: Path, *, seed: int = 0, shift_factor: float | None 
         up_block_types=("UpDecoderBlock2D",) * 3,
         layers_per_block=1,
         norm_num_groups=4,
-        latent_channels=4,
+        latent_channels=latent_channels,
         scaling_factor=0.5,
         shift_factor=shift_factor,
     )
     model.save_pretrained(folder)
+    return folder
+
+
+def save_deep_autoencoder(folder: Path, *, seed: int = 0) -> Path:
+    """An AutoencoderDC, as Sana uses, with 4 latent channels and a factor of 4."""
+    import torch
+    from diffusers import AutoencoderDC
+
+    torch.manual_seed(seed)
+    model = AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=8,
+        encoder_block_types="ResBlock",
+        decoder_block_types="ResBlock",
+        encoder_block_out_channels=(8, 8, 16),
+        decoder_block_out_channels=(8, 8, 16),
+        encoder_layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        encoder_qkv_multiscales=((), (), ()),
+        decoder_qkv_multiscales=((), (), ()),
+        scaling_factor=0.5,
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+def save_gemma(folder: Path, *, seed: int = 0) -> Path:
+    """A Gemma 2 of two layers, as Sana uses, with its tokenizer in the same folder."""
+    import torch
+    from transformers import Gemma2Config, Gemma2Model
+
+    torch.manual_seed(seed)
+    tokenizer = _tokenizer()
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Gemma2Model(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

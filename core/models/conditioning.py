@@ -1,6 +1,7 @@
 """What a denoiser is told besides the noisy latent: text, pooled text, and SDXL's size and crop.
 
-A shard stores one column per text encoder; a family wants them joined in its own way:
+A shard stores one column per text encoder; a family wants them joined in its own way (a team's own family chooses one
+of these ways, and looks at widths itself):
 
 ===== =========================================================================================
 unet  tokens of all encoders concatenated along channels (SDXL: CLIP-L and bigG, 768 + 1280);
@@ -8,6 +9,8 @@ unet  tokens of all encoders concatenated along channels (SDXL: CLIP-L and bigG,
 dit   the one encoder's tokens with a mask of the valid ones (PixArt)
 mmdit CLIP tokens concatenated along channels and zero-padded to the width of T5, T5's tokens appended
       along the sequence, the CLIP encoders' pooled vectors concatenated (Esser et al. 2024, figure 2)
+sana  the one encoder's tokens with a mask of the valid ones, as dit
+flux  the tokens of the one encoder that is no CLIP (T5), without a mask; the CLIP's pooled vector
 ===== =========================================================================================
 """
 
@@ -21,8 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.core.models.denoisers import own_conditioning
+from isthmus.core.models.presets import CLASSES
 from isthmus.core.recipe.schema import Encoders
 from isthmus.errors import UsageError
+
+_OWN_WIDTHS: dict[str, None] = dict.fromkeys(
+    ("caption_channels", "cross_attention_dim", "joint_attention_dim", "pooled_projection_dim")
+)
+"""What a team's own family is held to: nothing."""
 
 
 class TextArrays(Protocol):
@@ -133,7 +143,7 @@ def build_condition(
     """Join the encoders' columns for `family`, on the CPU, text still in float16.
 
     Args:
-        family: `unet`, `dit` or `mmdit`.
+        family: the recipe's `model.family`.
         model_config: configuration of the diffusers class, as it was built.
         text: a column of b rows for every encoder of `encoders`.
         original_size: [b, 2] height and width of the picture; absent: the target's.
@@ -152,9 +162,11 @@ def build_condition(
     mask: Tensor | None = None
     pooled: Tensor | None = None
     sizes = None
-    if family == "dit":
+    if family not in CLASSES:
+        family, model_config = own_conditioning(family), _OWN_WIDTHS
+    if family in ("dit", "sana"):
         if len(columns) != 1:
-            raise UsageError(f"a dit takes one text encoder, the recipe names {len(columns)}")
+            raise UsageError(f"a {family} takes one text encoder, the recipe names {len(columns)}")
         joined = tokens[0]
         mask = torch.arange(joined.shape[1])[None, :] < _tensor(columns[0].length)[:, None]
         _same_width(joined.shape[2], model_config.get("caption_channels"), "caption_channels")
@@ -165,26 +177,29 @@ def build_condition(
             raise UsageError("a unet's text encoders must have the same max_tokens, to be joined by channel")
         joined = torch.cat(tokens, dim=2) if len(tokens) > 1 else tokens[0]
         width = model_config.get("cross_attention_dim", 1280)
-        _same_width(joined.shape[2], width if isinstance(width, int) else width[0], "cross_attention_dim")
+        width = width[0] if isinstance(width, (list, tuple)) else width
+        _same_width(joined.shape[2], width, "cross_attention_dim")
         if model_config.get("addition_embed_type") == "text_time":
             with_pooled = [column.pooled for column in columns if column.pooled is not None]
             if not with_pooled:
                 raise UsageError("this unet needs a pooled text vector, and no encoder has a pooled_width")
             pooled = _tensor(with_pooled[-1])
             sizes = _sizes(rows, original_size, crop, target_size)
-    elif family == "mmdit":
-        joined, pooled = _joint(model_config, encoders, columns, tokens)
+    elif family == "flux":
+        joined, pooled = _flux(model_config, encoders, columns, tokens)
     else:
-        raise UsageError(f"unknown model family {family!r} (unet, dit or mmdit)")
+        joined, pooled = _joint(model_config, encoders, columns, tokens)
     return Condition(tokens=joined, mask=mask, pooled=pooled, size_crop=sizes)
 
 
 def _joint(
     config: Mapping[str, Any], encoders: Encoders, columns: list[TextArrays], tokens: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    width = int(config.get("joint_attention_dim", 4096))
     clip = [part for part, encoder in zip(tokens, encoders.text, strict=True) if encoder.kind == "clip"]
     sequence = [part for part, encoder in zip(tokens, encoders.text, strict=True) if encoder.kind != "clip"]
+    width = config.get("joint_attention_dim", 4096)
+    if width is None:  # a team's own family: as wide as the widest
+        width = max(sum(part.shape[2] for part in clip), *(part.shape[2] for part in sequence), 0)
     parts: list[Tensor] = []
     if clip:
         if len({part.shape[1] for part in clip}) != 1:
@@ -204,6 +219,21 @@ def _joint(
     pooled = torch.cat(with_pooled, dim=1)
     _same_width(pooled.shape[1], config.get("pooled_projection_dim", 2048), "pooled_projection_dim")
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], pooled
+
+
+def _flux(
+    config: Mapping[str, Any], encoders: Encoders, columns: list[TextArrays], tokens: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    sequence = [part for part, encoder in zip(tokens, encoders.text, strict=True) if encoder.kind != "clip"]
+    pooled = [_tensor(column.pooled) for column in columns if column.pooled is not None]
+    if len(sequence) != 1 or len(pooled) != 1:
+        raise UsageError(
+            f"a flux takes the tokens of one encoder and the pooled vector of one clip, "
+            f"the recipe gives {len(sequence)} and {len(pooled)}"
+        )
+    _same_width(sequence[0].shape[2], config.get("joint_attention_dim", 4096), "joint_attention_dim")
+    _same_width(pooled[0].shape[1], config.get("pooled_projection_dim", 768), "pooled_projection_dim")
+    return sequence[0], pooled[0]
 
 
 def _same_width(width: int, expected: int | None, name: str) -> None:

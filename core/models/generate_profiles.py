@@ -3,8 +3,8 @@
     python -m isthmus.core.models.generate_profiles            # write the file; with names, only these presets
     python -m isthmus.core.models.generate_profiles --check    # compare with it, exit 1 if it is out of date
 
-FLOPs are counted by torch's FlopCounterMode over a forward and a backward pass (it is exact for the classes here;
-its backward is wrong for depthwise convolutions, which none of them has). Activation memory is what autograd saves.
+FLOPs are counted by torch's FlopCounterMode over a forward and a backward pass. Its backward is wrong for depthwise
+convolutions, which only Sana has: there a step is three forward passes. Activation memory is what autograd saves.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from isthmus.core.models.conditioning import Condition
 from isthmus.core.models.families import blocks, build_from_config, predict
 from isthmus.core.models.presets import CLASSES, PRESETS
-from isthmus.core.models.profiles import FILE, downsampling
+from isthmus.core.models.profiles import FILE, downsampling, latent_channels
 
-TEXT_TOKENS = {"unet": 77, "dit": 300, "mmdit": 333}
-"""Tokens of a caption: CLIP's 77; T5's 300 in PixArt-Sigma; CLIP's 77 and T5's 256 in SD3."""
+TEXT_TOKENS = {"unet": 77, "dit": 300, "mmdit": 333, "sana": 300, "flux": 512}
+"""Tokens of a caption: CLIP's 77; T5's 300 in PixArt-Sigma; CLIP's 77 and T5's 256 in SD3; Gemma's 300; T5's 512."""
 
 RESOLUTIONS = (256, 512, 768, 1024)
-SPECIAL: dict[str, dict[str, Any]] = {"quickstart": {"factor": 4, "text_tokens": 10, "resolutions": (32,)}}
+_DEEP = {"factor": 32, "resolutions": (512, 768, 1024, 2048)}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "quickstart": {"factor": 4, "text_tokens": 10, "resolutions": (32,)},
+    "sana-600m": _DEEP,
+    "sana-1600m": _DEEP,
+}
 """Presets that are not meant for an autoencoder of factor 8."""
 
 
@@ -40,7 +45,7 @@ def measure(
     """The profile of one configuration, as it is stored.
 
     Args:
-        family: `unet`, `dit` or `mmdit`.
+        family: a key of `CLASSES`.
         config: arguments of the family's diffusers class.
         factor: pixels per latent cell.
         text_tokens: tokens of a caption; 0 for the family's usual number.
@@ -58,9 +63,9 @@ def measure(
         "class_name": class_name,
         "config": config,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "patch_size": full.get("patch_size", 1),
+        "patch_size": 1 if family == "unet" else downsampling(family, full),
         "downsampling": downsampling(family, full),
-        "latent_channels": full["in_channels"],
+        "latent_channels": latent_channels(family, full),
         "factor": factor,
         "text_tokens": text_tokens,
         "forward_flops": {},
@@ -105,7 +110,9 @@ def _inputs(
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device="meta", dtype=dtype)
 
-    noisy, timestep = empty(1, config["in_channels"], cells, cells), empty(1).float()
+    channels = latent_channels(family, config)
+    assert channels is not None
+    noisy, timestep = empty(1, channels, cells, cells), empty(1).float()
     sizes = empty(1, 6).float()
     if family == "unet":
         condition = Condition(tokens=empty(1, tokens, config["cross_attention_dim"]))
@@ -119,6 +126,8 @@ def _inputs(
         condition = Condition(
             tokens=empty(1, tokens, config["caption_channels"]), size_crop=sizes if additional else None
         )
+    elif family == "sana":
+        condition = Condition(tokens=empty(1, tokens, config["caption_channels"]))
     else:
         condition = Condition(
             tokens=empty(1, tokens, config["joint_attention_dim"]),
@@ -131,6 +140,8 @@ def _flops(model: nn.Module, family: str, config: dict[str, Any], cells: int, to
     noisy, timestep, condition = _inputs(family, config, cells, tokens, torch.float32)
     with FlopCounterMode(display=False) as forward:
         prediction = predict(model, family, noisy, timestep, condition)
+    if family == "sana":
+        return forward.get_total_flops(), 3 * forward.get_total_flops()
     with FlopCounterMode(display=False) as backward:
         prediction.sum().backward()  # type: ignore[no-untyped-call]
     return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()

@@ -13,8 +13,10 @@ CLASSES = {
     "unet": "UNet2DConditionModel",
     "dit": "PixArtTransformer2DModel",
     "mmdit": "SD3Transformer2DModel",
+    "sana": "SanaTransformer2DModel",
+    "flux": "FluxTransformer2DModel",
 }
-"""The diffusers class of each family."""
+"""The diffusers class of each family that comes with isthmus; a team's own families have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Preset:
     """A named configuration.
 
     Args:
-        family: `unet`, `dit` or `mmdit`.
+        family: a key of `CLASSES`.
         class_name: of diffusers.
         config: the arguments of that class.
     """
@@ -98,6 +100,66 @@ PRESETS: dict[str, Preset] = {
         pooled_projection_dim=2048,
         pos_embed_max_size=192,
     ),
+    # 0.59 B parameters: Xie et al. 2024 (Sana), table 1. Latents of a factor of 32, no positional embedding.
+    "sana-600m": _preset(
+        "sana",
+        sample_size=32,
+        patch_size=1,
+        in_channels=32,
+        out_channels=32,
+        num_layers=28,
+        num_attention_heads=36,
+        attention_head_dim=32,
+        num_cross_attention_heads=16,
+        cross_attention_head_dim=72,
+        cross_attention_dim=1152,
+        caption_channels=2304,
+        mlp_ratio=2.5,
+    ),
+    # 1.60 B parameters: the same, its larger model.
+    "sana-1600m": _preset(
+        "sana",
+        sample_size=32,
+        patch_size=1,
+        in_channels=32,
+        out_channels=32,
+        num_layers=20,
+        num_attention_heads=70,
+        attention_head_dim=32,
+        num_cross_attention_heads=20,
+        cross_attention_head_dim=112,
+        cross_attention_dim=2240,
+        caption_channels=2304,
+        mlp_ratio=2.5,
+    ),
+    # 11.9 B parameters: the shape of FLUX.1-dev, with its embedding of the guidance scale. A token is 2 x 2 cells
+    # of 16 channels.
+    "flux-dev": _preset(
+        "flux",
+        patch_size=1,
+        in_channels=64,
+        num_layers=19,
+        num_single_layers=38,
+        attention_head_dim=128,
+        num_attention_heads=24,
+        joint_attention_dim=4096,
+        pooled_projection_dim=768,
+        guidance_embeds=True,
+        axes_dims_rope=[16, 56, 56],
+    ),
+    # 0.95 B parameters: half its width and a third of its depth, no embedded guidance; for a team that trains from scratch.
+    "flux-small": _preset(
+        "flux",
+        patch_size=1,
+        in_channels=64,
+        num_layers=6,
+        num_single_layers=12,
+        attention_head_dim=128,
+        num_attention_heads=12,
+        joint_attention_dim=4096,
+        pooled_projection_dim=768,
+        axes_dims_rope=[16, 56, 56],
+    ),
     # 1.9 M parameters: colours and shapes on two CPU cores. A token is 2 x 2 cells of 24 channels, 96 numbers: the
     # width must be well above that, or the noise that it predicts cannot pass.
     "quickstart": _preset(
@@ -120,8 +182,10 @@ PRESETS: dict[str, Preset] = {
 def model_config(model: Model) -> tuple[str, dict[str, Any]]:
     """The diffusers class and its arguments: the preset's, with the recipe's ``config`` over them.
 
+    The class of a team's own family is the family's name.
+
     Raises:
         KeyError: no such preset; a loaded recipe has been checked for that.
     """
     config = dict(PRESETS[model.preset].config) if model.preset is not None else {}
-    return CLASSES[model.family], {**config, **model.config}
+    return CLASSES.get(model.family, model.family), {**config, **model.config}

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.core.models.presets import model_config
+from isthmus.core.models.presets import CLASSES, model_config
 from isthmus.errors import NotInstalled, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Profile:
         class_name: of diffusers.
         config: the arguments that the figures were taken with.
         parameters: of the denoiser.
-        patch_size: latent cells along one side of a token; 1 for a UNet.
+        patch_size: latent cells along one side of a token; 1 for a UNet, 2 for Flux, whose class is given tokens.
         downsampling: latent heights and widths must be multiples of this.
         latent_channels: channels of the latents it takes.
         factor: pixels per latent cell that the resolutions below are meant for.
@@ -59,6 +59,8 @@ class Profile:
 def profile(model: Model) -> Profile | None:
     """The stored profile of a recipe's model; None when its configuration is not among them."""
     class_name, config = model_config(model)
+    if class_name not in stored()["classes"]:
+        return None  # a team's own family
     wanted = {**arguments(class_name), **config}
     for found in stored()["profiles"].values():
         if found["class_name"] == class_name and {**arguments(class_name), **found["config"]} == wanted:
@@ -79,8 +81,12 @@ def measured_profile(
 
     Raises:
         NotInstalled: it has to be measured and ``[train]`` is missing.
-        UsageError: the diffusers class does not take the configuration.
+        UsageError: the diffusers class does not take the configuration, or the family is a team's own.
     """
+    if model.family not in CLASSES:
+        raise UsageError(
+            f"{model.family} is no family of isthmus; its figures are unknown", where="model.family"
+        )
     known = profile(model)
     if known and known.factor == factor and set(resolutions) <= set(known.train_flops):
         return known
@@ -106,22 +112,40 @@ def measured_profile(
     return _profile(json.loads(done.stdout))
 
 
+PACKED = 2
+"""Latent cells along one side of a token of Flux, packed into channels before its class sees them."""
+
+
 def downsampling(family: str, config: Mapping[str, Any]) -> int:
     """What latent heights and widths must be multiples of: a UNet's total down-sampling, a transformer's patch.
 
     Args:
-        family: `unet`, `dit` or `mmdit`.
+        family: a family that comes with isthmus; 1 for others, which say for themselves what they take.
         config: all arguments of the class, defaults included.
     """
     if family == "unet":
         # Every down block but the last halves the size.
         return int(2 ** (len(config["block_out_channels"]) - 1))
-    return int(config["patch_size"])
+    if family == "flux":
+        return PACKED * int(config["patch_size"])
+    return int(config["patch_size"]) if family in CLASSES else 1
+
+
+def latent_channels(family: str, config: Mapping[str, Any]) -> int | None:
+    """Channels of the latents that a model takes; None where a team's own configuration does not say.
+
+    Args:
+        family, config: as of :func:`downsampling`.
+    """
+    inputs = config.get("in_channels")
+    if inputs is None:
+        return None
+    return int(inputs) // PACKED**2 if family == "flux" else int(inputs)
 
 
 def arguments(class_name: str) -> dict[str, Any]:
-    """Arguments of a diffusers class with their defaults."""
-    defaults: dict[str, Any] = stored()["classes"][class_name]
+    """Arguments of a diffusers class with their defaults; of a team's own family none are known."""
+    defaults: dict[str, Any] = stored()["classes"].get(class_name, {})
     return defaults
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.core.models.presets import CLASSES, PRESETS, model_config
-from isthmus.core.models.profiles import arguments, downsampling
+from isthmus.core.models.profiles import PACKED, arguments, downsampling
 from isthmus.core.recipe.document import Path
 from isthmus.core.recipe.problems import Problem, closest
 from isthmus.core.recipe.schema import Recipe, TextEncoder
@@ -18,12 +18,53 @@ _LONGEST = {"clip": 77, "minilm": 512}
 
 def check_model(recipe: Recipe) -> list[Problem]:
     """Problems of the model and its encoders. Those of text and resolution follow once the model itself is sound."""
+    if recipe.model.family not in CLASSES:
+        return [*_own_family(recipe), *_buckets(recipe, 1), *_encoders(recipe)]
+    if recipe.model.init_from is not None and recipe.model.preset is None and not recipe.model.config:
+        # The configuration is read with the weights; the trainer checks the recipe against it.
+        return [*_guidance(recipe, None), *_encoders(recipe)]
     problems = _configuration(recipe) or [
         *_latents(recipe, config := _full(recipe)),
         *_resolutions(recipe, config),
         *_conditioning(recipe, config),
+        *_guidance(recipe, config),
     ]
     return [*problems, *_encoders(recipe)]
+
+
+def _own_family(recipe: Recipe) -> list[Problem]:
+    """A team's own family is known to the job, which has its code; a misspelt one of ours is known here."""
+    family, model = recipe.model.family, recipe.model
+    path: Path = ("model", "family")
+    guess = closest(family, CLASSES)
+    if guess and recipe.code is None:
+        return [Problem(path, f"there is no family `{family}`", f"did you mean `{guess}`?")]
+    if recipe.code is None and not _plugins():
+        hint = f"{', '.join(CLASSES)}, or one of your own, from `code` or an installed plugin"
+        return [Problem(path, f"there is no family `{family}`", hint)]
+    if model.preset is not None:
+        message = f"presets are of isthmus's families, model.family is {family}"
+        return [Problem(("model", "preset"), message, "leave it out")]
+    return _guidance(recipe, None)
+
+
+def _plugins() -> bool:
+    """Whether a package is installed that could announce a family."""
+    from importlib import metadata
+
+    return any(point.name != "builtin" for point in metadata.entry_points(group="isthmus"))
+
+
+def _guidance(recipe: Recipe, config: dict[str, Any] | None) -> list[Problem]:
+    if config is not None and recipe.model.family == "sana" and config["guidance_embeds"]:
+        message = "a sana with an embedded guidance scale is distilled, which is not trained here"
+        return [Problem((*_CONFIG, "guidance_embeds"), message, "leave it out")]
+    if "guidance_embedding" not in recipe.model.model_fields_set:
+        return []
+    if recipe.model.family != "flux" or (config is not None and not config["guidance_embeds"]):
+        message = "is of a flux with guidance_embeds, which this model is not"
+        return [Problem(("model", "guidance_embedding"), message, "leave it out")]
+    return []
 
 
 def _full(recipe: Recipe) -> dict[str, Any]:
@@ -102,11 +143,20 @@ def _presets(family: str) -> str:
 def _latents(recipe: Recipe, config: dict[str, Any]) -> list[Problem]:
     channels = recipe.encoders.autoencoder.latent_channels
     takes, gives = config["in_channels"], config["out_channels"]
+    packed = PACKED**2 if recipe.model.family == "flux" else 1
     problems = []
-    if channels != takes:
+    if channels * packed != takes:
         message = f"encoders.autoencoder.latent_channels {channels} is not the model's in_channels {takes}"
+        if packed > 1:
+            message = (
+                f"encoders.autoencoder.latent_channels {channels} x {packed} cells of a token is not the model's"
+                f" in_channels {takes}"
+            )
         problems.append(Problem(("encoders", "autoencoder", "latent_channels"), message))
-    if gives is not None and gives not in (takes, 2 * takes):
+    if packed > 1 and gives not in (None, takes):
+        path = (*_CONFIG, "out_channels") if "out_channels" in recipe.model.config else _CONFIG
+        problems.append(Problem(path, f"out_channels {gives} is not in_channels {takes}", "leave it out"))
+    elif gives is not None and gives not in (takes, 2 * takes):
         message = f"out_channels {gives} is neither in_channels {takes} nor twice that (noise and variance)"
         problems.append(
             Problem((*_CONFIG, "out_channels") if "out_channels" in recipe.model.config else _CONFIG, message)
@@ -132,6 +182,14 @@ def _resolutions(recipe: Recipe, config: dict[str, Any]) -> list[Problem]:
         if limit is not None and stage.resolution // multiple > limit:
             message = f"{stage.resolution} px are {stage.resolution // multiple} patches a side, pos_embed_max_size is {limit}"
             problems.append(Problem(path, message, f"at most {limit * multiple}"))
+    return [*problems, *_buckets(recipe, cells)]
+
+
+def _buckets(recipe: Recipe, cells: int) -> list[Problem]:
+    factor = recipe.encoders.autoencoder.factor
+    multiple = factor * cells
+    what = "down-sampling" if recipe.model.family == "unet" else "patch_size"
+    problems: list[Problem] = []
     buckets = recipe.data.buckets
     several = buckets.min_ratio < 1 or buckets.max_ratio > 1
     if several and buckets.step % multiple:
@@ -159,9 +217,11 @@ def _encoders(recipe: Recipe) -> list[Problem]:
         if longest and encoder.max_tokens > longest:
             message = f"{encoder.max_tokens} is more than the {longest} positions of {encoder.kind}"
             problems.append(Problem((*_TEXT, index, "max_tokens"), message))
-        if encoder.kind == "t5" and encoder.pooled_width is not None:
+        if encoder.kind in ("t5", "gemma") and encoder.pooled_width is not None:
             problems.append(
-                Problem((*_TEXT, index, "pooled_width"), "t5 has no pooled vector", "leave it out")
+                Problem(
+                    (*_TEXT, index, "pooled_width"), f"{encoder.kind} has no pooled vector", "leave it out"
+                )
             )
     autoencoder = recipe.encoders.autoencoder
     most = 3 * autoencoder.factor**2
@@ -174,7 +234,7 @@ def _encoders(recipe: Recipe) -> list[Problem]:
 def _conditioning(recipe: Recipe, config: dict[str, Any]) -> list[Problem]:
     """The rules by which `core/models/conditioning.py` joins the encoders for each family."""
     encoders = recipe.encoders.text
-    rules = {"unet": _unet, "dit": _dit, "mmdit": _mmdit}
+    rules = {"unet": _unet, "dit": _dit, "mmdit": _mmdit, "sana": _sana, "flux": _flux}
     return rules[recipe.model.family](encoders, config)
 
 
@@ -238,6 +298,44 @@ def _mmdit(encoders: list[TextEncoder], config: dict[str, Any]) -> list[Problem]
         each = " + ".join(str(encoder.pooled_width) for encoder in encoders if encoder.pooled_width) or "none"
         message = f"pooled widths {each} = {pooled} are not the model's pooled_projection_dim {config['pooled_projection_dim']}"
         problems.append(Problem(_TEXT, message))
+    return problems
+
+
+def _sana(encoders: list[TextEncoder], config: dict[str, Any]) -> list[Problem]:
+    if len(encoders) != 1:
+        return [Problem(_TEXT, f"a sana takes one text encoder, not {len(encoders)}")]
+    problems = []
+    if encoders[0].width != config["caption_channels"]:
+        problems.append(
+            _widths(encoders, encoders[0].width, "is not", "caption_channels", config["caption_channels"])
+        )
+    if encoders[0].pooled_width is not None:
+        problems.append(_unused_pooled(0, "a sana takes no pooled vector"))
+    return problems
+
+
+def _flux(encoders: list[TextEncoder], config: dict[str, Any]) -> list[Problem]:
+    problems = []
+    axes, head = config["axes_dims_rope"], config["attention_head_dim"]
+    if len(axes) != 3 or sum(axes) != head or any(axis % 2 for axis in axes):
+        path = (*_CONFIG, "axes_dims_rope")
+        message = f"axes_dims_rope {axes} must be three even numbers that add up to attention_head_dim {head}"
+        problems.append(Problem(path, message))
+    sequence = [(index, encoder) for index, encoder in enumerate(encoders) if encoder.kind != "clip"]
+    clips = [(index, encoder) for index, encoder in enumerate(encoders) if encoder.kind == "clip"]
+    if len(sequence) != 1 or len(clips) != 1:
+        message = f"a flux takes one clip, for its pooled vector, and one other encoder; not {len(clips)} and {len(sequence)}"
+        return [*problems, Problem(_TEXT, message)]
+    (index, tokens), (number, clip) = sequence[0], clips[0]
+    wanted, pooled = config["joint_attention_dim"], config["pooled_projection_dim"]
+    if tokens.width != wanted:
+        message = f"{tokens.width} is not the model's joint_attention_dim {wanted}"
+        problems.append(Problem((*_TEXT, index, "width"), message))
+    if tokens.pooled_width is not None:
+        problems.append(_unused_pooled(index, "a flux takes the clip's pooled vector"))
+    if clip.pooled_width != pooled:
+        message = f"{clip.pooled_width or 'none'} is not the model's pooled_projection_dim {pooled}"
+        problems.append(Problem((*_TEXT, number, "pooled_width"), message))
     return problems
 
 

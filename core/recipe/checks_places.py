@@ -45,6 +45,8 @@ def _places(recipe: Recipe) -> Iterator[tuple[Path, Place | RunPlace]]:
     for index, source in enumerate(recipe.validation.sources):
         yield ("validation", "sources", index, "uri"), source.uri
     yield ("run_directory",), recipe.run_directory
+    if recipe.model.init_from is not None:
+        yield ("model", "init_from"), recipe.model.init_from
 
 
 def _misspelt(name: str) -> str | None:

@@ -38,6 +38,9 @@ def resolve(recipe: Recipe, backend: str) -> Recipe:
     if recipe.validation.sources:
         held_out = sources("validation", recipe.validation.sources)
         update["validation"] = recipe.validation.model_copy(update={"sources": held_out})
+    if recipe.model.init_from is not None:
+        weights = pick(recipe.model.init_from, ("model", "init_from"))
+        update["model"] = recipe.model.model_copy(update={"init_from": weights[0] if weights else None})
     runs = pick(recipe.run_directory, ("run_directory",))
     if runs:
         update["run_directory"] = runs[0]

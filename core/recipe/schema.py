@@ -46,19 +46,23 @@ RunPlace = Annotated[str | dict[str, str], BeforeValidator(_run_place)]
 class Model(Section):
     """The denoiser."""
 
-    family: Literal["unet", "dit", "mmdit"]
-    """unet: UNet2DConditionModel, dit: PixArtTransformer2DModel, mmdit: SD3Transformer2DModel (diffusers' classes)."""
+    family: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,47}$")]
+    """Diffusers' UNet2DConditionModel (unet), PixArtTransformer2DModel (dit), SD3Transformer2DModel (mmdit), SanaTransformer2DModel (sana), FluxTransformer2DModel (flux); or the name of a team's own, from `code` or a plugin."""
     preset: str | None = None
     """A named configuration of that family, such as `sdxl`, `sd3-medium`, `pixart-512`."""
     config: dict[str, Any] = {}  # noqa: RUF012
-    """Arguments of the diffusers class; over the preset's where there is one."""
+    """Arguments of the diffusers class; over the preset's where there is one. Of a team's own family: what its `build` is given."""
+    init_from: RunPlace | None = None
+    """A diffusers checkpoint (safetensors) whose weights a new run starts from: a folder or URI of a pipeline or of its denoiser, or one for each backend. Without `preset` and `config` it also gives the configuration."""
+    guidance_embedding: Annotated[float, Field(ge=0)] = 1.0
+    """The guidance scale that a flux with `guidance_embeds` is told, in training and sampling; 1 is none."""
 
 
 class Autoencoder(Section):
     """What turned pictures into latents, and turns samples back into pictures."""
 
     kind: Literal["diffusers", "patch_pca"]
-    """diffusers: an AutoencoderKL; patch_pca: the quickstart's closed-form linear autoencoder."""
+    """diffusers: any of its autoencoders of pictures, such as AutoencoderKL (4 or 16 channels) and AutoencoderDC; patch_pca: the quickstart's closed-form linear autoencoder."""
     source: str
     """A folder, a URI or a hub name; for patch_pca the folder beside the shards it was fitted for."""
     latent_channels: Positive
@@ -72,8 +76,8 @@ class TextEncoder(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
     """The column's name, such as `clip_l` or `t5`."""
-    kind: Literal["clip", "t5", "minilm"]
-    """clip and t5: transformers' classes; minilm: the sentence encoder that the quickstart brings."""
+    kind: Literal["clip", "t5", "gemma", "minilm"]
+    """clip, t5 and gemma: transformers' classes (gemma: Gemma 1 to 3, as Sana uses); minilm: the sentence encoder that the quickstart brings."""
     source: str
     """A folder, a URI or a hub name."""
     max_tokens: Positive
@@ -126,6 +130,8 @@ class Data(Section):
     """Deterministic sample streams. world size | lanes | global batch size, so at least the largest world size."""
     memory_limit: Size = 4_000_000_000
     """Per rank, for blocks read ahead; a launch whose order needs more is refused."""
+    allow_changed: bool = False
+    """Go on with a run whose data is no longer what it was begun with: samples before and after come from other epochs, so one may be seen twice or not at all."""
     checksums: bool = True
     """Compare what is read with the index's checksums; false saves a pass over the bytes and finds no flipped bit."""
     read_depth: Literal["auto"] | Annotated[int, Field(gt=0, le=256)] = "auto"
@@ -142,6 +148,12 @@ class Data(Section):
     """How `isthmus data encode` cuts pictures; one choice for a dataset."""
 
 
+def _no_fp8(value: Any) -> Any:
+    if isinstance(value, str) and value.lower().startswith(("fp8", "float8")):
+        raise ValueError("fp8 is not in this version, which has not been tried on a GPU that computes in it; use bf16")
+    return value
+
+
 class Parallel(Section):
     """How a step is spread over the ranks."""
 
@@ -149,12 +161,14 @@ class Parallel(Section):
     """ddp: replicas; fsdp: FSDP2 over all ranks; hsdp: shards within `shard_size` ranks, replicas across."""
     shard_size: Positive | None = None
     """hsdp only: ranks that share one copy; default the processes of one node."""
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Annotated[Literal["fp32", "bf16"], BeforeValidator(_no_fp8)] = "bf16"
     """Of the forward and backward pass; weights, reductions and optimizer stay fp32."""
     compile: bool | Literal["inductor", "aot_eager"] = False
     """torch.compile per block; a name chooses the compiler's backend."""
-    activation_checkpointing: bool = False
-    """Recompute each block's activations in the backward pass."""
+    activation_checkpointing: bool | Literal["selective"] = False
+    """Recompute each block's activations in the backward pass; selective: every second block's."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time, at some cost in speed; a model with an operation that has none fails."""
 
 
 class Checkpoint(Section):
@@ -166,6 +180,12 @@ class Checkpoint(Section):
     """Newest committed checkpoints kept; older ones go after a new one is committed."""
     keep_every: Positive | None = None
     """Checkpoints at multiples of this many steps are never removed."""
+    asynchronous: bool = True
+    """Training stands still only while the state is copied to memory of the host; false: until the checkpoint is in the store."""
+    wait_limit: Duration = 60.0
+    """How long training waits, when a checkpoint is due, for the one that is still being written; then the new one is left out and a note says so."""
+    retry_budget: Duration = 300.0
+    """How long a store that refuses or is away is tried again, from its first failure, before the run fails."""
 
 
 class Validation(Section):
@@ -293,13 +313,13 @@ class Recipe(Section):
     """A folder of the team's own code, packaged by hash."""
     monitor: Monitor = Monitor.model_construct()
     """Alarms."""
-    budget: Budget = Budget.model_construct()
-    """Caps on time and money."""
-    backends: dict[str, dict[str, Any]] = {}  # noqa: RUF012
-    """One section for each backend; the backend's own model validates it."""
     watchdog: Watchdog = Watchdog.model_construct()
     """What notices that training hangs, drags or is about to run out of disk."""
     on_loss_spike: LossSpike | None = None
     """What to do when the loss leaves its range; null: nothing."""
     trackers: list[NamedTracker] = []  # noqa: RUF012
     """Where else the figures are shown: `tensorboard`, `mlflow`, `wandb`, or sections with more."""
+    budget: Budget = Budget.model_construct()
+    """Caps on time and money."""
+    backends: dict[str, dict[str, Any]] = {}  # noqa: RUF012
+    """One section for each backend; the backend's own model validates it."""

@@ -10,6 +10,8 @@ unet   one clip                         StableDiffusionPipeline
 unet   two clip, sizes embedded         StableDiffusionXLPipeline
 mmdit  clip, clip, t5, and flow         StableDiffusion3Pipeline
 dit    t5                               PixArtSigmaPipeline
+sana   gemma, and AutoencoderDC, flow   SanaPipeline
+flux   clip (pooled), t5, and flow      FluxPipeline
 ====== ================================ ==========================
 
 Whether it does is not assumed: the pipeline's own text embedding is compared with the one that was trained on.
@@ -146,7 +148,7 @@ def _scheduler(run: SampleableRun) -> Any:
         objective.prediction_type,
         scheduler=run.recipe.validation.scheduler,
         noise_schedule=objective.noise_schedule,
-        shift=objective.shift,
+        shift=objective.flow_shift,
     )
 
 
@@ -156,7 +158,7 @@ def _pipeline_scheduler(run: SampleableRun, scheduler: Any) -> Any:
     Pipelines older than flow matching rescale their input (``scale_model_input``), which the flow scheduler lacks.
     The first-order DPM solver takes the same Euler steps along the same flow, on a grid that differs a little.
     """
-    if run.recipe.model.family == "mmdit" or hasattr(scheduler, "scale_model_input"):
+    if run.recipe.model.family in ("mmdit", "sana", "flux") or hasattr(scheduler, "scale_model_input"):
         return scheduler
     from diffusers import DPMSolverMultistepScheduler
 
@@ -164,7 +166,7 @@ def _pipeline_scheduler(run: SampleableRun, scheduler: Any) -> Any:
         num_train_timesteps=TRAIN_TIMESTEPS,
         prediction_type="flow_prediction",
         use_flow_sigmas=True,
-        flow_shift=run.objective.shift,
+        flow_shift=run.objective.flow_shift,
         solver_order=1,
     )
 
@@ -206,6 +208,8 @@ def _plan(run: SampleableRun) -> _Plan | str:
             ),
             None if length == 256 else f"call it with max_sequence_length={length}, as trained",
         )
+    if family == "flux":
+        return _flux(run, text, vae)
     if shifted:
         return f"diffusers' pipelines of this family ignore the autoencoder's shift_factor {run.autoencoder.shift_factor}"
     if family == "dit":
@@ -230,6 +234,8 @@ def _plan(run: SampleableRun) -> _Plan | str:
             ),
             f"call it with {', '.join(calls)}, as trained" if calls else None,
         )
+    if family == "sana":
+        return _sana(run, text, vae)
     if config.get("addition_embed_type") == "text_time":
         if kinds != ["clip", "clip"]:
             return f"StableDiffusionXLPipeline takes two clip, the recipe has {', '.join(kinds)}"
@@ -269,6 +275,82 @@ def _plan(run: SampleableRun) -> _Plan | str:
             )[0]
         ),
     )
+
+
+def _sana(run: SampleableRun, text: list[Any], vae: Any) -> _Plan | str:
+    import diffusers
+
+    kinds = [encoder.kind for encoder in run.recipe.encoders.text]
+    if kinds != ["gemma"]:
+        return f"SanaPipeline takes gemma, the recipe has {', '.join(kinds)}"
+    if type(vae).__name__ != "AutoencoderDC":
+        return f"SanaPipeline takes an AutoencoderDC, the run has a {type(vae).__name__}"
+    if run.objective.prediction_type != "flow":
+        return f"SanaPipeline is exported for flow, not for {run.objective.prediction_type}"
+    length = text[0].max_tokens
+    # Its default puts an instruction before every caption, which the training data did not have.
+    calls = ["complex_human_instruction=None"] + ([f"max_sequence_length={length}"] if length != 300 else [])
+    if resolved_config(run.denoiser)["sample_size"] not in (16, 32, 64, 128):
+        calls.append("use_resolution_binning=False")
+    return _Plan(
+        "SanaPipeline",
+        lambda scheduler: diffusers.SanaPipeline(
+            tokenizer=text[0].tokenizer,
+            text_encoder=text[0].model,
+            vae=vae,
+            transformer=run.denoiser,
+            scheduler=scheduler,
+        ),
+        lambda pipe: _masked(
+            pipe.encode_prompt(_PROBE, do_classifier_free_guidance=False, max_sequence_length=length)
+        ),
+        f"call it with {', '.join(calls)}, as trained",
+    )
+
+
+def _flux(run: SampleableRun, text: list[Any], vae: Any) -> _Plan | str:
+    import diffusers
+
+    kinds = [encoder.kind for encoder in run.recipe.encoders.text]
+    if sorted(kinds) != ["clip", "t5"]:
+        return f"FluxPipeline takes clip and t5, the recipe has {', '.join(kinds)}"
+    if run.objective.prediction_type != "flow":
+        return f"FluxPipeline samples flow, not {run.objective.prediction_type}"
+    clip, t5 = sorted(text, key=lambda encoder: encoder.name != _named(run, "clip"))
+    if type(clip.model).__name__ != "CLIPTextModel":
+        return "FluxPipeline takes the pooled vector of a CLIP without projection, this one has one"
+    if getattr(vae.config, "shift_factor", None) is None:
+        return "FluxPipeline needs an autoencoder with a shift_factor, if only 0, and this one has none"
+    if clip.max_tokens != clip.tokenizer.model_max_length:
+        longest = clip.tokenizer.model_max_length
+        return f"FluxPipeline cuts captions for clip at {longest} tokens, the recipe at {clip.max_tokens}"
+    length = t5.max_tokens
+    told = run.recipe.model.guidance_embedding
+    embeds = bool(resolved_config(run.denoiser)["guidance_embeds"])
+    calls = ["true_cfg_scale=..., negative_prompt=''", *([f"guidance_scale={told:g}"] if embeds else [])]
+    calls += [f"max_sequence_length={length}"] if length != 512 else []
+    return _Plan(
+        "FluxPipeline",
+        lambda scheduler: diffusers.FluxPipeline(
+            scheduler=scheduler,
+            vae=vae,
+            text_encoder=clip.model,
+            tokenizer=clip.tokenizer,
+            text_encoder_2=t5.model,
+            tokenizer_2=t5.tokenizer,
+            transformer=run.denoiser,
+        ),
+        lambda pipe: _tokens_and_pooled(pipe.encode_prompt(_PROBE, max_sequence_length=length)),
+        f"call it with {', '.join(calls)}, as trained",
+    )
+
+
+def _named(run: SampleableRun, kind: str) -> str:
+    return next(encoder.name for encoder in run.recipe.encoders.text if encoder.kind == kind)
+
+
+def _tokens_and_pooled(encoded: tuple[Any, ...]) -> Condition:
+    return Condition(tokens=encoded[0], pooled=encoded[1])
 
 
 def _joint(encoded: tuple[Any, ...]) -> Condition:

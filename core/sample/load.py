@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from isthmus.core.models.conditioning import Condition, build_condition
 from isthmus.core.models.families import build_denoiser, predict, resolved_config
+from isthmus.core.models.profiles import downsampling
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.stages import Objective, Stage
-from isthmus.core.sample.sampling import sample_latents
+from isthmus.core.sample.sampling import even_sigmas, sample_latents
 from isthmus.errors import CheckpointError, DatasetNotFound, UsageError
 from isthmus.storage.rundir import RunDirectory
 
@@ -48,7 +49,7 @@ class SampleableRun:
     @cached_property
     def objective(self) -> Objective:
         """What the denoiser predicts."""
-        return self.stage.objective.over(self.recipe.objective)
+        return self.stage.objective_over(self.recipe.objective)
 
     @cached_property
     def autoencoder(self) -> Autoencoder:
@@ -134,7 +135,8 @@ class SampleableRun:
         """
         pixels = resolution or self.stage.resolution
         factor = self.recipe.encoders.autoencoder.factor
-        multiple = factor * int(resolved_config(self.denoiser).get("patch_size") or 1)
+        config = resolved_config(self.denoiser)
+        multiple = factor * downsampling(self.recipe.model.family, config)
         if pixels % multiple:
             raise UsageError(f"resolution {pixels} is not a multiple of {multiple}")
         cells = pixels // factor
@@ -170,19 +172,21 @@ class SampleableRun:
             null = self.null_condition((pixels, pixels)).expand(len(prompts))
             condition = Condition.cat([condition, null])
         objective = self.objective
+        steps = validation.sampling_steps if steps is None else steps
         return sample_latents(
             lambda noisy, timestep: self.predict(noisy, timestep, condition),
             shape=(len(prompts), self.recipe.encoders.autoencoder.latent_channels, cells, cells),
             prediction_type=objective.prediction_type,
             scheduler=validation.scheduler,
             noise_schedule=objective.noise_schedule,
-            shift=objective.shift,
-            steps=validation.sampling_steps if steps is None else steps,
+            shift=objective.flow_shift,
+            steps=steps,
             guidance_scale=scale,
             seed=seed,
             first=first,
             device=self.device,
             noise=noise,
+            sigmas=even_sigmas(self.recipe.model.family, steps),
         )
 
     @torch.no_grad()

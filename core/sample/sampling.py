@@ -77,6 +77,14 @@ def make_scheduler(
     return diffusers.DPMSolverMultistepScheduler(**common)
 
 
+def even_sigmas(family: str, steps: int) -> list[float] | None:
+    """Noise levels before the shift, where the family's pipeline in diffusers sets its own; None: the scheduler's.
+
+    `FluxPipeline` takes 1, 1 - 1/n, ..., 1/n; the flow scheduler by itself ends near its smallest trained level.
+    """
+    return [1 - index / steps for index in range(steps)] if family == "flux" else None
+
+
 def initial_noise(
     shape: Sequence[int], seed: int, *, first: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
@@ -125,6 +133,7 @@ def sample_latents(
     first: int = 0,
     device: torch.device | str = "cpu",
     noise: Tensor | None = None,
+    sigmas: Sequence[float] | None = None,
 ) -> Tensor:
     """Latents at the training scale, denoised from noise in ``steps`` calls of ``predict``.
 
@@ -137,12 +146,16 @@ def sample_latents(
         guidance_scale: 1 is no guidance.
         seed, first: noise of row i comes from (seed, first + i); see :func:`initial_noise`.
         noise: standard normal latents to start from instead.
+        sigmas: of flow, the noise levels to go through, before the shift; see :func:`even_sigmas`.
 
     Returns:
         float32 [n, C, H, W]; divide by the autoencoder's scaling factor and add its shift before decoding.
     """
     inverse = make_scheduler(prediction_type, scheduler=scheduler, noise_schedule=noise_schedule, shift=shift)
-    inverse.set_timesteps(steps, device=device)
+    if sigmas is not None and prediction_type == "flow":
+        inverse.set_timesteps(sigmas=list(sigmas), device=device)
+    else:
+        inverse.set_timesteps(steps, device=device)
     step = guided(predict, guidance_scale)
     latents = (initial_noise(shape, seed, first=first) if noise is None else noise).to(device).float()
     latents = latents * getattr(inverse, "init_noise_sigma", 1.0)

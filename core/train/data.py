@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from isthmus.core.models.conditioning import build_condition
+from isthmus.core.models.profiles import latent_channels
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.train.sources import Sources, make_access
 from isthmus.core.train.step import Inputs
@@ -26,10 +27,10 @@ def make_inputs(recipe: Recipe, sources: Sources, model_config: dict[str, Any]) 
     null = build_condition(
         recipe.model.family, model_config, dataset.null_text, recipe.encoders, target_size=(size, size)
     )
-    if recipe.encoders.autoencoder.latent_channels != model_config.get("in_channels", 4):
+    takes = latent_channels(recipe.model.family, model_config)
+    if takes is not None and recipe.encoders.autoencoder.latent_channels != takes:
         raise UsageError(
-            f"latents have {recipe.encoders.autoencoder.latent_channels} channels, "
-            f"the model's in_channels is {model_config.get('in_channels', 4)}",
+            f"latents have {recipe.encoders.autoencoder.latent_channels} channels, the model takes {takes}",
             where="model.config",
         )
     return Inputs(

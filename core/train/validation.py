@@ -164,7 +164,7 @@ class Validator:
         Raises:
             Interrupted: a rank was told to end.
         """
-        from isthmus.core.sample.sampling import sample_latents
+        from isthmus.core.sample.sampling import even_sigmas, sample_latents
 
         engine, recipe = self.engine, self.recipe
         if not on_rank_0(lambda: self._decoder() is not None):
@@ -185,12 +185,13 @@ class Validator:
                 prediction_type=settings.prediction_type,
                 scheduler=recipe.validation.scheduler,
                 noise_schedule=settings.noise_schedule,
-                shift=settings.shift,
+                shift=objective.shift,
                 steps=recipe.validation.sampling_steps,
                 guidance_scale=scale,
                 seed=mix(recipe.seed, GRID) % 2**31,
                 first=engine.rank * share,
                 device=engine.device,
+                sigmas=even_sigmas(self.inputs.family, recipe.validation.sampling_steps),
             )
         every = gather(latents.cpu())
         if engine.rank != 0:

@@ -47,6 +47,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2, "attention_head_dim": 16, "cross_attention_dim": 32, "caption_channels": 32,
         "use_additional_conditions": False,
     },
+    "sana": {
+        "sample_size": 8, "patch_size": 1, "in_channels": 4, "out_channels": 4, "num_layers": 2,
+        "num_attention_heads": 2, "attention_head_dim": 16, "num_cross_attention_heads": 2,
+        "cross_attention_head_dim": 16, "cross_attention_dim": 32, "caption_channels": 32,
+    },
+    "flux": {
+        "in_channels": 16, "num_layers": 1, "num_single_layers": 2, "num_attention_heads": 2,
+        "attention_head_dim": 16, "joint_attention_dim": 32, "pooled_projection_dim": 32,
+        "axes_dims_rope": [4, 6, 6],
+    },
 }  # fmt: skip
 SDXL = {
     "cross_attention_dim": 64, "addition_embed_type": "text_time", "addition_time_embed_dim": 8,
@@ -62,6 +72,8 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.save_clip(folder / "clip", projection=False, seed=1)
     tiny.save_clip(folder / "clip_projected", projection=True, seed=2)
     tiny.save_t5(folder / "t5", seed=4)
+    tiny.save_deep_autoencoder(folder / "dc", seed=6)
+    tiny.save_gemma(folder / "gemma", seed=7)
     with pytest.MonkeyPatch.context() as patch:
         # SD3's T5 is as wide as both CLIPs together, and more.
         patch.setattr(tiny, "WIDTH", 64)
@@ -225,6 +237,34 @@ def test_a_dit_of_flow_draws_nearly_the_same_with_the_pipelines_solver(
     pictures = load_run(run.uri).sample(PROMPTS, steps=100, guidance_scale=SCALE, seed=5)
     reference = ((pictures + 1) / 2).permute(0, 2, 3, 1).numpy()
     assert_same(theirs(pipeline, num_inference_steps=100, **options), reference, tolerance=0.05)
+
+
+def test_a_sana_becomes_its_pipeline(tiny_models: Path, tmp_path: Path) -> None:
+    run = trained(
+        tmp_path, "sana", [text("gemma", "gemma", tiny_models / "gemma")], vae=tiny_models / "dc", shift=3.0
+    )
+    pipeline = exported(run, tmp_path / "out", "SanaPipeline")
+    options = {"max_sequence_length": 16, "use_resolution_binning": False, "complex_human_instruction": None}
+    assert_same(theirs(pipeline, **options), ours(run))
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_a_flux_becomes_its_pipeline(tiny_models: Path, tmp_path: Path, embeds: bool) -> None:
+    run = trained(
+        tmp_path,
+        "flux",
+        [
+            text("clip_l", "clip", tiny_models / "clip", pooled=32),
+            text("t5", "t5", tiny_models / "t5"),
+        ],
+        vae=tiny_models / "vae_shifted",
+        config={"guidance_embeds": embeds},
+        shift=3.0,
+    )
+    pipeline = exported(run, tmp_path / "out", "FluxPipeline")
+    noise = pipeline._pack_latents(initial_noise((len(PROMPTS), 4, 8, 8), 5), 2, 4, 8, 8)
+    options = {"latents": noise, "true_cfg_scale": SCALE, "negative_prompt": ["", ""], "guidance_scale": 1.0}
+    assert_same(theirs(pipeline, max_sequence_length=16, **options), ours(run))
 
 
 def test_an_autoencoder_that_diffusers_lacks_leaves_denoiser_and_scheduler(

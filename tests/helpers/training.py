@@ -34,6 +34,8 @@ ENCODERS = {
     "dit": [("minilm", "minilm", 5, 24, None)],
     "unet": [("clip_l", "clip", 5, 12, None), ("clip_g", "clip", 5, 20, 20)],
     "mmdit": [("clip_l", "clip", 5, 12, 12), ("clip_g", "clip", 5, 20, 20), ("t5", "t5", 4, 48, None)],
+    "sana": [("gemma", "gemma", 5, 24, None)],
+    "flux": [("clip_l", "clip", 5, 12, 12), ("t5", "t5", 4, 48, None)],
 }
 """Family -> (name, kind, max_tokens, width, pooled_width)."""
 
@@ -55,6 +57,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "sample_size": 8, "patch_size": 1, "in_channels": 4, "out_channels": 4, "num_layers": 2,
         "num_attention_heads": 2, "attention_head_dim": 16, "joint_attention_dim": 48,
         "caption_projection_dim": 32, "pooled_projection_dim": 32, "pos_embed_max_size": 16,
+    },
+    "sana": {
+        "sample_size": 8, "patch_size": 1, "in_channels": 4, "out_channels": 4, "num_layers": 2,
+        "num_attention_heads": 2, "attention_head_dim": 16, "num_cross_attention_heads": 2,
+        "cross_attention_head_dim": 16, "cross_attention_dim": 32, "caption_channels": 24,
+    },
+    "flux": {
+        "in_channels": 16, "num_layers": 1, "num_single_layers": 2, "num_attention_heads": 2,
+        "attention_head_dim": 16, "joint_attention_dim": 48, "pooled_projection_dim": 12,
+        "axes_dims_rope": [4, 6, 6],
     },
 }  # fmt: skip
 

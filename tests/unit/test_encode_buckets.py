@@ -129,7 +129,9 @@ def test_sizes_that_the_model_cannot_take_are_refused_with_both_settings() -> No
         ("dit", {"patch_size": 1}, 4),
         ("dit", {}, 8),
         ("mmdit", {"patch_size": 2}, 8),
-        ("unet", {"down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"]}, 16),
+        ("unet", {"block_out_channels": [320, 640, 1280]}, 16),
+        ("flux", {}, 8),
+        ("my-own", {"patch_size": 2}, 4),
     ],
 )
 def test_the_multiple_follows_autoencoder_and_denoiser(

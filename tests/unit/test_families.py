@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import nn
 from training import MODELS
 
+from isthmus.core.models.calling import image_ids, pack, unpack
 from isthmus.core.models.conditioning import Condition
 from isthmus.core.models.families import (
     block_classes,
     blocks,
+    build_denoiser,
     build_from_config,
     predict,
     resolved_config,
 )
 from isthmus.core.models.presets import CLASSES
+from isthmus.core.recipe.schema import Model
 from isthmus.errors import UsageError
 
 
@@ -31,10 +35,12 @@ def condition(family: str, rows: int = 2) -> Condition:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    if family == "dit":
+    if family in ("dit", "sana"):
         return Condition(normal(rows, 5, 24), mask=torch.ones(rows, 5, dtype=torch.bool))
     if family == "unet":
         return Condition(normal(rows, 5, 32), pooled=normal(rows, 20), size_crop=torch.full((rows, 6), 32.0))
+    if family == "flux":
+        return Condition(normal(rows, 4, 48), pooled=normal(rows, 12))
     return Condition(normal(rows, 9, 48), pooled=normal(rows, 32))
 
 
@@ -86,6 +92,8 @@ def test_blocks_are_the_tables() -> None:
         "dit": {"BasicTransformerBlock"},
         "mmdit": {"JointTransformerBlock"},
         "unet": {"BasicTransformerBlock", "ResnetBlock2D"},
+        "sana": {"SanaTransformerBlock"},
+        "flux": {"FluxTransformerBlock", "FluxSingleTransformerBlock"},
     }
     assert len(blocks(build("dit"))) == 2
 
@@ -142,3 +150,38 @@ def test_a_configuration_that_does_not_fit_is_one_line(changes: dict[str, Any]) 
         build("dit", **changes)
     assert "\n" not in str(caught.value)
     assert "PixArtTransformer2DModel" in str(caught.value)
+
+
+def test_flux_packs_as_its_pipeline_does() -> None:
+    pipeline = diffusers.FluxPipeline
+    latents = torch.randn(2, 4, 4, 8)
+    assert torch.equal(pack(latents), pipeline._pack_latents(latents, 2, 4, 4, 8))
+    assert torch.equal(unpack(pack(latents), 2, 4), latents)
+    ids = pipeline._prepare_latent_image_ids(1, 2, 4, torch.device("cpu"), torch.float32)
+    assert torch.equal(image_ids(2, 4, torch.device("cpu")), ids)
+
+
+def test_flux_is_told_the_guidance_scale_it_embeds() -> None:
+    section = {"family": "flux", "config": {**MODELS["flux"], "guidance_embeds": True}}
+    noisy, time, given = torch.randn(2, 4, 8, 8), torch.rand(2) * 1000, condition("flux")
+
+    def told(**changes: float) -> torch.Tensor:
+        model = build_denoiser(Model.model_validate(section | changes), 0).eval()
+        with torch.no_grad():
+            return predict(model, "flux", noisy, time, given)
+
+    assert torch.equal(told(), told(guidance_embedding=1.0))
+    assert not torch.equal(told(), told(guidance_embedding=3.5))
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_bfloat16_tells_a_model_the_whole_timestep(family: str) -> None:
+    """bfloat16 has steps of 4 near 900; a model told the time in it could not tell these apart."""
+    model = build(family).eval().bfloat16()
+    given = condition(family).to("cpu", torch.bfloat16)
+    noisy = torch.randn(2, 4, 8, 8).bfloat16()
+    with torch.no_grad():
+        one = predict(model, family, noisy, torch.tensor([900.0, 100.0]), given)
+        other = predict(model, family, noisy, torch.tensor([901.0, 100.0]), given)
+    assert not torch.equal(one[0], other[0])
+    assert torch.equal(one[1], other[1])

@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.core.models import profiles
 from isthmus.core.models.presets import CLASSES, PRESETS, model_config
-from isthmus.core.models.profiles import arguments, downsampling, measured_profile, profile
+from isthmus.core.models.profiles import arguments, downsampling, latent_channels, measured_profile, profile
 from isthmus.core.recipe import load_recipe
 from isthmus.core.recipe.load import shipped_recipes
 from isthmus.core.recipe.schema import Model
@@ -24,6 +24,8 @@ TFLOP = {
     "pixart-512": {256: 0.996, 512: 3.863, 1024: 19.90},
     "sd3-medium": {256: 2.525, 512: 6.318, 1024: 26.71},
 }
+# These two families were not counted elsewhere; the parameters are published (Xie et al. 2024; FLUX.1's model card).
+PUBLISHED = {"sana-600m": 0.59e9, "sana-1600m": 1.604e9, "flux-dev": 11.9e9}
 # Published: Podell et al. 2023 (2.6 B), Stable Diffusion 2 (865 M), Chen et al. 2024 (0.6 B), Esser et al. 2024 (2 B).
 PARAMETERS = {"sd2-base": 0.866e9, "sdxl": 2.567e9, "pixart-512": 0.611e9, "sd3-medium": 2.028e9}
 
@@ -43,15 +45,26 @@ def test_flops_and_parameters_are_the_published_ones(name: str) -> None:
         assert found.train_flops[resolution] / 1e12 == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_sana_and_flux_are_the_published_ones(name: str) -> None:
+    found = profile(preset(name))
+    assert found is not None
+    assert found.parameters == pytest.approx(PUBLISHED[name], rel=0.01)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_figures_are_plausible(name: str) -> None:
     found = profile(preset(name))
     assert found is not None
-    assert found.latent_channels == PRESETS[name].config["in_channels"]
+    assert (
+        found.latent_channels * (4 if found.class_name.startswith("Flux") else 1)
+        == PRESETS[name].config["in_channels"]
+    )
     for resolution, train in found.train_flops.items():
         # A backward pass costs about twice a forward pass; less where text is projected, which needs no gradient.
         assert 2.8 < train / found.forward_flops[resolution] <= 3
         assert found.checkpointed_activation_bytes[resolution] < found.activation_bytes[resolution] / 2
+        assert found.patch_size in (1, 2)
         assert resolution % (found.factor * found.downsampling) == 0
     areas = sorted(found.train_flops)
     assert [found.train_flops[area] for area in areas] == sorted(found.train_flops.values())
@@ -87,6 +100,11 @@ def test_a_config_is_found_by_what_it_means() -> None:
 def test_down_sampling() -> None:
     assert downsampling("unet", arguments(CLASSES["unet"])) == 8
     assert downsampling("dit", {"patch_size": 2}) == 2
+    assert downsampling("flux", arguments(CLASSES["flux"])) == 2
+    assert downsampling("my-own", {"patch_size": 2}) == 1
+    assert latent_channels("flux", arguments(CLASSES["flux"])) == 16
+    assert latent_channels("sana", arguments(CLASSES["sana"])) == 32
+    assert latent_channels("my-own", {}) is None
 
 
 @needs_diffusers
