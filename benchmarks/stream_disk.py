@@ -37,6 +37,8 @@ class Disk:
     starts: dict[tuple[str, int], dict[str, list[float]]] = field(default_factory=dict)
     """`cold` and `resumed`: seconds to the first batch of a fresh process."""
     errors: dict[tuple[str, int], str] = field(default_factory=dict)
+    round: int = 0
+    """Runs of one round were made within the same minute."""
 
     def make(self, data: str) -> Path:
         """Writes the rows in one format, unless they are there."""
@@ -83,6 +85,7 @@ class Disk:
         if "error" in found:
             self.errors[name, workers] = found["error"]
         else:
+            found["round"] = self.round
             self.runs.setdefault((name, workers), []).append(found)
             say(
                 f"{label(name, workers)}: {found['samples_per_s']:,.0f} samples/s, "
@@ -98,8 +101,9 @@ class Disk:
         if "error" in saved:
             self.errors[name, workers] = f"state: {saved['error']}"
             return
-        for _ in range(repeats):
-            for kind, more in (("cold", []), ("resumed", ["--load", str(state)])):
+        for turn in range(repeats):
+            kinds: list[tuple[str, list[str]]] = [("cold", []), ("resumed", ["--load", str(state)])]
+            for kind, more in kinds if turn % 2 == 0 else reversed(kinds):
                 found = self._run(name, workers, "--samples", str(self.batch), *more)
                 if "error" in found:
                     self.errors[name, workers] = f"{kind}: {found['error']}"
@@ -112,6 +116,7 @@ class Disk:
         """Timed runs of several cases in turn, so that what the machine does falls on all of them."""
         names = list(names)
         for turn in range(self.repeats):
+            self.round += 1
             for name, workers in names if turn % 2 == 0 else reversed(names):
                 if (name, workers) not in self.errors:
                     self.time(name, workers)
@@ -124,6 +129,13 @@ class Disk:
     def rate(self, name: str, workers: int = 0) -> float:
         """Median samples a second, from the second batch on."""
         return median(run["samples_per_s"] for run in self.runs[name, workers])
+
+    def ratio(self, one: tuple[str, int], other: tuple[str, int]) -> float:
+        """Median over the rounds in which both ran of how much faster `one` was; 0 when there was no such round."""
+        rates = [
+            {run["round"]: run["samples_per_s"] for run in self.runs.get(key, [])} for key in (one, other)
+        ]
+        return median(rates[0][turn] / rates[1][turn] for turn in rates[0].keys() & rates[1].keys())
 
     def summary(self) -> dict[str, Any]:
         """Medians by case and workers."""

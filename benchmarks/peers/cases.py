@@ -60,6 +60,9 @@ class Case:
 _WINDOWS = "rows in windows of 1,024 over 8 lanes, blocks over the epoch"
 CASES = {
     "readinto": Case("plain readinto, reused buffer", "plain", "ours", "none", (0,), epochs=False),
+    "readinto_window": Case(
+        "plain readinto, 16 buffers in turn", "plain", "ours", "none", (0,), epochs=False
+    ),
     "ours": Case("isthmus", "ours", "ours", _WINDOWS, (0,), epochs=False),
     "ours_checked": Case("isthmus, checksums on", "ours", "ours", _WINDOWS, (0,), epochs=False),
     "by_hand": Case("torch Dataset by hand, our files", "plain", "ours", "row groups, rows within one"),

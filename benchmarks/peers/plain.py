@@ -9,6 +9,9 @@ from typing import Any
 from peers import rows
 from peers.harness import Batch, Reader, Request
 
+WINDOW_BUFFERS = 16
+"""As many batches as a shuffle window of 1,024 rows has."""
+
 
 def load() -> None:
     """Imports what reading needs."""
@@ -18,32 +21,33 @@ def load() -> None:
 
 def open_reader(request: Request) -> Reader:
     """`readinto`, or a torch Dataset over row groups."""
-    if request.case == "readinto":
-        return Reader(_readinto(request), whole=False)
-    return _by_hand(request)
+    if request.case == "by_hand":
+        return _by_hand(request)
+    return Reader(_readinto(request, 1 if request.case == "readinto" else WINDOW_BUFFERS), whole=False)
 
 
-def _readinto(request: Request) -> Iterator[Batch]:
-    """Our files front to back into one reused buffer of a batch's size; no shuffle, no columns."""
+def _readinto(request: Request, count: int) -> Iterator[Batch]:
+    """Our files front to back into `count` buffers of a batch's size, in turn; no shuffle, no columns."""
     import torch
 
     size = request.batch * rows.ROW_BYTES
-    buffer = torch.ones(size, dtype=torch.uint8)
-    view = memoryview(buffer.numpy())
+    buffers = [torch.ones(size, dtype=torch.uint8) for _ in range(count)]
     keys = [""] * request.batch
     names = list(rows.ARRAYS)
     ends = [request.batch * rows.LATENT_BYTES, 2 * request.batch * rows.LATENT_BYTES]
-    parts = dict(zip(names, torch.tensor_split(buffer, ends), strict=True))
+    parts = [dict(zip(names, torch.tensor_split(buffer, ends), strict=True)) for buffer in buffers]
     paths = sorted(Path(request.folder).glob("part-*.parquet"))
-    filled = 0
+    at = filled = 0
+    view = memoryview(buffers[0].numpy())
     while True:
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 while got := file.readinto(view[filled:]):
                     filled += got
                     if filled == size:
-                        filled = 0
-                        yield {"key": keys, **parts}
+                        yield {"key": keys, **parts[at]}
+                        filled, at = 0, (at + 1) % count
+                        view = memoryview(buffers[at].numpy())
 
 
 def _by_hand(request: Request) -> Reader:
