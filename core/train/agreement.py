@@ -37,12 +37,12 @@ def agree(value: T) -> T:
     return agreed
 
 
-def gather(value: T) -> list[T]:
-    """Every rank's value, by rank, on every rank."""
+def gather(value: T, group: Any = None) -> list[T]:
+    """Every rank's value, by rank, on every rank. `group`: a process group of all ranks other than the default one."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
@@ -66,9 +66,9 @@ def on_rank_0(work: Callable[[], T]) -> T:
     return done
 
 
-def everywhere(work: Callable[[], T]) -> list[T]:
-    """Do it on every rank; all results by rank, or the first error, on every rank."""
-    pairs = gather(_attempt(work))
+def everywhere(work: Callable[[], T], group: Any = None) -> list[T]:
+    """Do it on every rank; all results by rank, or the first error, on every rank. `group`: as in :func:`gather`."""
+    pairs = gather(_attempt(work), group)
     for _, error in pairs:
         if error is not None:
             raise shared(error)

@@ -2,37 +2,51 @@
 
 A checkpoint is a flat dictionary of tensors under clean names (`model.`, `ema.`, `optimizer.`), written by DCP as
 shards, and `trainer.json`. Nothing in it depends on the number of ranks or on how the model was wrapped.
-A step's order: all ranks write, each hashes what it wrote, rank 0 checks that it still holds the lease and writes
-COMMITTED; only then are old ones removed. Whatever fails before leaves the older checkpoints as they were.
+The state is copied while training stands still; the rest is the background's (:mod:`saving_flight`).
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from isthmus.core.recipe.schema import Checkpoint as CheckpointSettings
 from isthmus.core.train import manifest
-from isthmus.core.train.agreement import agree, everywhere, gather, on_rank_0, shared
+from isthmus.core.train.agreement import everywhere, on_rank_0, shared
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.parallel import Engine
-from isthmus.errors import CheckpointError, DatasetMismatch, IsthmusError, StorageError
-from isthmus.storage import filesystems
+from isthmus.core.train.phases import phase
+from isthmus.core.train.saving_flight import Flight, as_shared
+from isthmus.core.train.saving_plan import Planned, Signature, plan, signature
+from isthmus.core.train.saving_retries import may_pass, persistently
+from isthmus.core.train.trainer_state import Identity, TrainerState, check_identity, read_state
+from isthmus.core.train.weights import clean, local
+from isthmus.errors import CheckpointError, IsthmusError, StorageError
+from isthmus.storage.ranges.causes import words_of
 
-_STATE = "trainer.json"
+Result = TypeVar("Result")
+
+WRITE_LIMIT_S = 3600.0
+"""No part of a checkpoint takes longer than this, or it has failed: what ranks wait for each other at most."""
+
+
+__all__ = [
+    "Checkpoints", "Identity", "Run", "TrainerState", "check_identity", "flat_state", "live_state", "read_state",
+    "read_weights",
+]  # fmt: skip
 
 
 class Run(Protocol):
@@ -50,45 +64,9 @@ class Run(Protocol):
     def event(self, type: str, /, **fields: Any) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a checkpoint must share with the run that reads it."""
-
-    model: str
-    """Hash of the diffusers class and its configuration."""
-    datasets: tuple[str, ...]
-    """Fingerprints of the sources, in order."""
-    recipe_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerState:
-    """The state beside the tensors. The data's state is the step and the plan."""
-
-    identity: Identity
-    step: int = 0
-    """Optimizer steps done over all stages."""
-    stage: int = -1
-    """The stage last entered; -1 before the first."""
-    samples: int = 0
-    """Samples trained on."""
-    skipped: int = 0
-    """Steps skipped because a loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    ema_updates: int = 0
-    world_size: int = 1
-    """Of the run that wrote it; any may read it."""
-
-    def but(self, **changes: Any) -> TrainerState:
-        """A copy with changes."""
-        return replace(self, **changes)
-
-
-def flat_state(engine: Engine, ema: EMA) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint under its clean name, sharing memory with the training state."""
-    state: dict[str, Tensor] = {
-        f"model.{name}": weight.detach() for name, weight in engine.parameters.items()
-    }
+def live_state(engine: Engine, ema: EMA) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint under its clean name: the ones that are trained, not to be kept."""
+    state: dict[str, Tensor] = {f"model.{name}": weight for name, weight in engine.parameters.items()}
     for name, buffer in _buffers(engine).items():
         state[f"model.{name}"] = buffer
     state |= {f"ema.{name}": shadow for name, shadow in ema.shadow.items()}
@@ -98,15 +76,27 @@ def flat_state(engine: Engine, ema: EMA) -> dict[str, Tensor]:
     return state
 
 
-def _buffers(engine: Engine) -> dict[str, Tensor]:
-    from isthmus.core.train.weights import clean
+def flat_state(engine: Engine, ema: EMA) -> dict[str, Tensor]:
+    """The same without gradients, sharing memory with the training state."""
+    return {name: tensor.detach() for name, tensor in live_state(engine, ema).items()}
 
-    persistent = {clean(name) for name in engine.model.state_dict()}
-    return {clean(n): b for n, b in engine.model.named_buffers() if clean(n) in persistent}
+
+def _buffers(engine: Engine) -> dict[str, Tensor]:
+    # Not from state_dict(), which takes longer than the copy of a small model's whole state.
+    found = {}
+    for prefix, module in engine.model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[clean(f"{prefix}.{name}" if prefix else name)] = buffer
+    return found
 
 
 class Checkpoints:
-    """Writes and reads a run's checkpoints. Every method must be entered by all ranks."""
+    """Writes and reads a run's checkpoints. Every method must be entered by all ranks.
+
+    Raises, when made:
+        StorageError, RuntimeError: the ranks cannot reach each other.
+    """
 
     def __init__(
         self, run: Run, engine: Engine, ema: EMA, settings: CheckpointSettings, token: str | None
@@ -117,6 +107,71 @@ class Checkpoints:
         self.settings = settings
         self.token = token
         """The lease's, checked before committing; None where there is no lease."""
+        self._planned: Planned | None = None
+        self._prune_failed = False
+        self._flight: Flight | None = None
+        self._group = (
+            dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=WRITE_LIMIT_S))
+            if engine.world_size > 1
+            else None
+        )
+
+    def prepare(self) -> None:
+        """Plan who writes what and make the memory for it, so that the first checkpoint need not.
+
+        Raises:
+            TrainingFailed: there is no memory for the copy; on all ranks.
+        """
+        self._plan(signature(live_state(self.engine, self.ema)))
+
+    def begin(
+        self,
+        state: TrainerState,
+        *,
+        background: bool = True,
+        before_commit: Callable[[], None] | None = None,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Flight:
+        """Copy the state, then write it; one at a time: the one before must have ended.
+
+        Args:
+            state: of the trainer, its step names the checkpoint.
+            background: return when the copy is made, rather than when the checkpoint is there.
+            before_commit: called on rank 0 when all files are there.
+            facts: more for the event, asked after the commit.
+
+        Returns:
+            What to wait for; its `error` is set when it could not be written. Older checkpoints are untouched then.
+        """
+        if self._flight is not None and not self._flight.ended.is_set():
+            raise RuntimeError("a checkpoint is still being written from the same memory")
+        started = time.perf_counter()
+        state = state.but(ema_updates=self.ema.updates, world_size=self.engine.world_size)
+        live = live_state(self.engine, self.ema)
+        planned = self._plan(signature(live))
+        with torch.no_grad():
+            planned.image.stage({name: local(tensor) for name, tensor in live.items()})
+        phase("staged", state.step)
+        self._flight = flight = Flight(
+            run=self.run,
+            step=state.step,
+            state=json.dumps(asdict(state), indent=1).encode(),
+            planned=planned,
+            group=self._group,
+            rank=self.engine.rank,
+            world_size=self.engine.world_size,
+            token=self.token,
+            retry_budget=self.settings.retry_budget,
+            stall_s=time.perf_counter() - started,
+            before_commit=before_commit,
+            prune=self._prune,
+            facts=facts,
+        )
+        if background:
+            flight.start()
+        else:
+            flight.fly()
+        return flight
 
     def save(self, state: TrainerState) -> float:
         """Write and commit a checkpoint of `state.step`; returns the seconds it took.
@@ -126,45 +181,42 @@ class Checkpoints:
             LeaseLost: another attempt owns the run; nothing was committed.
         """
         started = time.perf_counter()
-        state = state.but(ema_updates=self.ema.updates, world_size=self.engine.world_size)
-        uri = self.run.checkpoint_uri(state.step)
-        # What is there is an attempt's leftover, or one that was found damaged: its step is being done again.
-        on_rank_0(lambda: self.run.remove_checkpoint(state.step))
-        with _storage_errors(uri):
-            dcp_save(flat_state(self.engine, self.ema), storage_writer=manifest.writer(uri))
-        with _storage_errors(uri):
-            parts = everywhere(lambda: self._describe_own(uri, state))
-        listed = {name: facts for part in parts for name, facts in part.items()}
-        size = sum(int(facts["size"]) for facts in listed.values())
+        flight = self.begin(state, background=False)
+        if flight.error is not None:
+            raise as_shared(flight.error)
+        return time.perf_counter() - started
 
-        def commit() -> None:
-            facts = {"step": state.step, "bytes": size, "world_size": state.world_size}
-            self.run.commit_checkpoint(state.step, manifest.make(listed, **facts), token=self.token)
-
-        on_rank_0(commit)
-        seconds = time.perf_counter() - started
-        on_rank_0(lambda: self._after_commit(state.step, seconds, size))
-        return seconds
-
-    def load(self, identity: Identity) -> TrainerState | None:
+    def load(
+        self, identity: Identity, *, before: int | None = None, allow_changed_data: bool = False
+    ) -> TrainerState | None:
         """Read the newest checkpoint that verifies into model, optimizer and EMA; None when there is none.
 
         A damaged one is named in an event and the one before is taken.
 
+        Args:
+            identity: of the run that reads.
+            before: only checkpoints of steps before this one; the others stay.
+            allow_changed_data: accept one that was trained on other data.
+
         Raises:
-            CheckpointError: all are damaged, or the model is another one.
+            CheckpointError: all are damaged, or the model is another one, or it is a newer version's.
             DatasetMismatch: it was trained on other data.
+            StorageError: the store is away, which says nothing about the checkpoints.
         """
-        steps = on_rank_0(self.run.checkpoints)
+        if self._flight is not None:
+            self._flight.ended.wait(WRITE_LIMIT_S)
+        steps = on_rank_0(lambda: self._patiently(self.run.checkpoints))
         on_rank_0(lambda: self._remove_leftovers(steps))
         problems = []
         for step in reversed(steps):
+            if before is not None and step >= before:
+                continue
             problem = self._problem(step)
             if problem is None:
-                return self._read(step, identity)
+                return self._read(step, identity, allow_changed_data)
             problems.append(f"step {step}: {problem}")
             message = f"checkpoint of step {step} is damaged and was passed over: {problem}"
-            on_rank_0(partial(self._name_damaged, step, message))
+            on_rank_0(partial(self._note, step, message))
         if problems:
             error = CheckpointError(
                 f"every checkpoint is damaged; {'; '.join(problems)}",
@@ -174,29 +226,31 @@ class Checkpoints:
             raise shared(error)
         return None
 
-    def _describe_own(self, uri: str, state: TrainerState) -> dict[str, dict[str, Any]]:
-        prefix = f"__{self.engine.rank}_"
+    def _plan(self, wanted: Signature) -> Planned:
+        if self._planned is None or self._planned.signature != wanted:
+            self._planned = None  # its memory first
+            self._planned = plan(
+                flat_state(self.engine, self.ema),
+                rank=self.engine.rank,
+                world_size=self.engine.world_size,
+                pin=self.engine.device.type == "cuda",
+            )
+        return self._planned
+
+    def _prune(self, step: int) -> None:
+        """Remove what is not to be kept. A store that refuses is no reason to end training: it is said, once."""
         try:
-            return self._describe(uri, prefix, state)
-        except OSError as error:
-            raise StorageError(_reason(error), where=uri) from error
-
-    def _describe(self, uri: str, prefix: str, state: TrainerState) -> dict[str, dict[str, Any]]:
-        names = [name for name in manifest.file_names(uri) if name.startswith(prefix)]
-        if self.engine.rank == 0:
-            files, path = filesystems.filesystem(uri)
-            files.pipe_file(f"{path}/{_STATE}", json.dumps(asdict(state), indent=1).encode())
-            names += [".metadata", _STATE]
-        return manifest.describe(uri, names)
-
-    def _after_commit(self, step: int, seconds: float, size: int) -> None:
-        self.run.event("checkpoint-committed", step=step, seconds=round(seconds, 3), bytes=size)
-        steps = self.run.checkpoints()
-        forever = self.settings.keep_every
-        newest = set(steps[-self.settings.keep :])
-        for old in steps:
-            if old not in newest and not (forever and old % forever == 0):
-                self.run.remove_checkpoint(old)
+            # A later one is of a course that was given up, damaged perhaps: it must not push a good one out.
+            steps = [found for found in self.run.checkpoints() if found <= step]
+            forever = self.settings.keep_every
+            newest = set(steps[-self.settings.keep :])
+            for old in steps:
+                if old not in newest and not (forever and old % forever == 0):
+                    self.run.remove_checkpoint(old)
+        except StorageError as error:
+            if not self._prune_failed:
+                self._prune_failed = True
+                self._note(step, f"older checkpoints could not be removed: {error}")
 
     def _remove_leftovers(self, committed: list[int]) -> None:
         parent = self.run.checkpoint_uri(0).rsplit("/", 1)[0]
@@ -205,73 +259,59 @@ class Checkpoints:
             if number != name and number.isdigit() and int(number) not in committed:
                 self.run.remove_checkpoint(int(number))
 
-    def _name_damaged(self, step: int, message: str) -> None:
+    def _note(self, step: int, message: str) -> None:
         print(f"warning: {message}", flush=True)
         self.run.event("note", message=message, step=step)
 
     def _problem(self, step: int) -> str | None:
-        listed: Any = None
-        if self.engine.rank == 0:
+        """What is wrong with a committed checkpoint, or None."""
+        uri = self.run.checkpoint_uri(step)
+
+        def look() -> dict[str, Any] | str:
             try:
-                listed = self.run.read_commit(step)
-                listed = manifest.check_list(listed) or listed
+                listed = self._patiently(lambda: self.run.read_commit(step))
+                return manifest.check_list(listed) or listed
+            except CheckpointError as error:
+                error.where = uri
+                raise
             except IsthmusError as error:
-                listed = f"COMMITTED: {error.message}"
-        listed = agree(listed)
+                if isinstance(error, StorageError) and may_pass(error):
+                    raise
+                return f"COMMITTED: {error.message}"
+
+        listed = on_rank_0(look)
         if isinstance(listed, str):
             return listed
-        uri = self.run.checkpoint_uri(step)
-        found = manifest.check_files(uri, listed, self.engine.rank, self.engine.world_size)
-        return next((problem for problem in gather(found) if problem), None)
+        found = everywhere(
+            lambda: manifest.check_files(
+                uri,
+                listed,
+                self.engine.rank,
+                self.engine.world_size,
+                retry_budget=self.settings.retry_budget,
+            )
+        )
+        return next((problem for problem in found if problem), None)
 
-    def _read(self, step: int, identity: Identity) -> TrainerState:
+    def _read(self, step: int, identity: Identity, allow_changed_data: bool) -> TrainerState:
         uri = self.run.checkpoint_uri(step)
         state = on_rank_0(lambda: read_state(uri))
-        on_rank_0(lambda: check_identity(uri, state.identity, identity))
+        on_rank_0(
+            lambda: check_identity(uri, state.identity, identity, allow_changed_data=allow_changed_data)
+        )
         tensors = flat_state(self.engine, self.ema)
         try:
             dcp_load(tensors, storage_reader=manifest.reader(uri))
         except CheckpointException as error:
-            cause = next((str(failure[0]) for failure in error.failures.values()), str(error))
-            raise shared(CheckpointError(f"does not fit: {cause}", where=uri)) from error
+            failure = next((found[0] for found in error.failures.values()), error)
+            if isinstance(failure, OSError):
+                raise shared(StorageError(f"cannot read: {words_of(failure)}", where=uri)) from error
+            raise shared(CheckpointError(f"does not fit: {failure}", where=uri)) from error
         self.ema.updates = state.ema_updates
         return state
 
-
-def check_identity(uri: str, written: Identity, wanted: Identity) -> None:
-    """Raise what tells a checkpoint of another model, dataset or recipe format."""
-    if written.model != wanted.model:
-        raise CheckpointError(
-            "is of another model configuration",
-            where=uri,
-            hint="choose another run directory for another model",
-        )
-    if written.datasets != wanted.datasets:
-        raise DatasetMismatch(
-            f"was trained on datasets {_short(written.datasets)}, the recipe's are {_short(wanted.datasets)}",
-            where=uri,
-            hint="data that has changed needs a new run",
-        )
-    if written.recipe_version != wanted.recipe_version:
-        raise CheckpointError(
-            f"was written under recipe version {written.recipe_version}, this is {wanted.recipe_version}",
-            where=uri,
-        )
-
-
-def read_state(uri: str) -> TrainerState:
-    """The trainer's state in a checkpoint. Raises CheckpointError when it cannot be read."""
-    files, path = filesystems.filesystem(uri)
-    try:
-        found = json.loads(files.cat_file(f"{path}/{_STATE}"))
-        identity = found.pop("identity")
-        known = {field.name for field in fields(TrainerState)}
-        identity["datasets"] = tuple(identity["datasets"])
-        return TrainerState(
-            identity=Identity(**identity), **{key: value for key, value in found.items() if key in known}
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{_STATE} cannot be read: {error}", where=uri) from error
+    def _patiently(self, work: Callable[[], Result]) -> Result:
+        return persistently(work, self.settings.retry_budget)
 
 
 def read_weights(run: Run, step: int, which: str = "ema") -> dict[str, Tensor]:
@@ -310,32 +350,3 @@ def read_weights(run: Run, step: int, which: str = "ema") -> dict[str, Tensor]:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp_load(wanted, storage_reader=manifest.reader(uri), no_dist=True)
     return {name: wanted[key] for name, key in names.items()}
-
-
-@contextmanager
-def _storage_errors(uri: str) -> Iterator[None]:
-    """DCP tells every rank which ranks failed; one line of it, the first cause."""
-    try:
-        yield
-    except CheckpointException as error:
-        reasons = [_reason(failure[0]) for failure in error.failures.values()]
-        message = f"cannot write the checkpoint: {reasons[0]}"
-        raise shared(StorageError(message, where=uri)) from error
-    except StorageError as error:
-        message = f"cannot write the checkpoint: {error.message}"
-        raise shared(StorageError(message, where=uri)) from error
-
-
-def _reason(error: BaseException) -> str:
-    """The store's own cause in words, however deep DCP has wrapped it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in filesystems.REASONS:
-            return filesystems.REASONS[seen.errno]
-        seen = seen.__cause__ or seen.__context__
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 200 else text[:197] + "..."
-
-
-def _short(fingerprints: tuple[str, ...]) -> str:
-    return ", ".join(fingerprint[:12] for fingerprint in fingerprints) or "none"

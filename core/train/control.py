@@ -21,11 +21,15 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.received_at: float | None = None
+        """Seconds of the monotonic clock."""
         self._before: dict[signal.Signals, Any] = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.received is None:
+            self.received_at = time.monotonic()
         self.received = signal.Signals(number)
 
     def __enter__(self) -> Signals:

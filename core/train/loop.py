@@ -16,8 +16,10 @@ from isthmus.core.train.control import BudgetWatch, Rhythm, Signals
 from isthmus.core.train.data import make_loader
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import reset_optimizer
+from isthmus.core.train.phases import phase, start_tracing
 from isthmus.core.train.progress import Progress
 from isthmus.core.train.reading import ReadingLog
+from isthmus.core.train.saving import Saving
 from isthmus.core.train.setup import Setup, set_up
 from isthmus.core.train.sources import epochs_left
 from isthmus.core.train.stages import follow_plan, samples_before, with_stages_to_come
@@ -76,12 +78,10 @@ class Loop:
             setup.held_out,
             lambda: signals.received is not None,
         )
-        self.checkpoint_rhythm = Rhythm(self.recipe.checkpoint.every)
         self.validation_rhythm = Rhythm(self.recipe.validation.every)
         self.budget = BudgetWatch(self.recipe.budget, setup.spent_hours, setup.usd_per_hour)
         self.progress = Progress(self.schedule.total_steps, quiet=not self.lead)
         self.thresholds = Thresholds(Monitor(data_wait=self.recipe.monitor.data_wait))
-        self.saved_step = self.state.step if setup.resumed else -1
         self.stage: Stage = self.recipe.stages[0]
         self.objective = Objective(self.recipe.objective, self.engine.device)
         self.ema_settings = self.recipe.ema
@@ -92,6 +92,14 @@ class Loop:
             self.run.metrics(f"keys-rank{self.engine.rank}", writer=f"attempt{setup.attempt}")
             if os.environ.get("ISTHMUS_RECORD_KEYS") == "1"
             else None
+        )
+        start_tracing(self.run, self.engine.rank)
+        self.saving = Saving(
+            setup.checkpoints,
+            signals,
+            saved_step=self.state.step if setup.resumed else -1,
+            say=self.progress.say,
+            before_commit=None if self._rows is None else self._rows.flush,
         )
 
     def train(self) -> Ending:
@@ -119,6 +127,8 @@ class Loop:
         """Take up the plan and the stage of the next step; returns the loader that delivers from there."""
         plan = on_rank_0(lambda: follow_plan(self.run, self.schedule, self.state.step))
         self.state = self.state.but(samples=samples_before(plan, self.state.step))
+        if self.state.step < self.schedule.total_steps:
+            self.setup.checkpoints.prepare()
         self._enter_stage()
         followed = with_stages_to_come(plan, self.schedule)
         loader = make_loader(
@@ -146,6 +156,7 @@ class Loop:
 
     def close(self) -> None:
         """Write out the metrics and leave the progress bar."""
+        self.saving.close()
         for writer in (self._rows, self._keys, self.reading):
             if writer is not None:
                 writer.close()
@@ -158,8 +169,8 @@ class Loop:
                 self._enter_stage()
             told, checkpoint_due, validation_due, over_budget = self.advance(batches)
             step, last = self.state.step, self.state.step == self.schedule.total_steps
-            if last or told or over_budget or checkpoint_due or self.checkpoint_rhythm.due(step):
-                self._save()
+            if last or told or over_budget or checkpoint_due or self.saving.rhythm.due(step):
+                self.saving.save(self.state, last=bool(last or told or over_budget), told=bool(told))
             if not (told or over_budget) and (last or validation_due or self.validation_rhythm.due(step)):
                 self._validate()
             if (told or over_budget) and not last:
@@ -185,7 +196,8 @@ class Loop:
         )
         self._count(result)
         self._record(batch, result, waited, time.perf_counter() - started)
-        *told, reading_due = [value > 0 for value in result.signals]
+        *told, save_failed, reading_due = [value > 0 for value in result.signals]
+        self.saving.check(save_failed)
         if reading_due and self.reading is not None:
             self.reading.record(self.state.step)
         return told
@@ -193,11 +205,13 @@ class Loop:
     def _signals(self) -> list[float]:
         """What ranks tell each other along with the loss: asked to end; and by rank 0's clock, what is due."""
         lead = self.lead
+        checkpoint_due, save_failed = self.saving.signals_of_rank()
         return [
             float(self.signals.received is not None),
-            float(lead and self.checkpoint_rhythm.clock_due()),
+            checkpoint_due,
             float(lead and self.validation_rhythm.clock_due()),
             float(lead and self.budget.reached() is not None),
+            save_failed,
             float(lead and self.reading is not None and self.reading.due()),
         ]
 
@@ -209,6 +223,7 @@ class Loop:
         self.ema_settings = self.stage.ema.over(self.recipe.ema)
         if self.state.stage == index:
             return
+        phase("stage-change", self.state.step)
         if index > 0 and self.state.step == self.schedule.borders[index]:
             if self.stage.on_enter.optimizer == "reset":
                 reset_optimizer(self.engine.optimizer)
@@ -262,6 +277,7 @@ class Loop:
             "samples_per_s": self.stage.global_batch_size / seconds,
             "step_s": seconds,
             "data_wait_s": waited,
+            "checkpoint_stall_s": self.saving.take_stall(),
             "bucket": batch.bucket,
             "skipped": not finite,
             "attempt": self.setup.attempt,
@@ -278,16 +294,6 @@ class Loop:
             samples_per_s=row["samples_per_s"],
             seconds=seconds,
         )
-
-    def _save(self) -> None:
-        if self.saved_step == self.state.step:
-            return
-        if self._rows is not None:
-            self._rows.flush()
-        seconds = self.setup.checkpoints.save(self.state)
-        self.saved_step = self.state.step
-        self.checkpoint_rhythm.done()
-        self.progress.say(f"checkpoint of step {self.state.step} committed in {seconds:.1f} s")
 
     def _validation_missing(self) -> bool:
         """Whether the run ended between a checkpoint and the validation that was due with it."""
@@ -306,6 +312,7 @@ class Loop:
     def _validate(self) -> None:
         settings, stage = self.recipe.validation, self.state.stage
         step = self.state.step
+        phase("validating", step)
         if settings.loss_by_timestep:
             bins = self.stage.validation.timestep_bins or settings.timestep_bins
             row = self.validator.loss(stage, self.objective, bins)
@@ -324,7 +331,7 @@ class Loop:
 
     def _leave(self, *, over_budget: bool) -> Ending:
         """Checkpoint and say why training ends before its end."""
-        self._save()
+        self.saving.save(self.state, last=True, told=not over_budget)
         reason = self.budget.reached() if self.lead and over_budget else None
 
         def ending() -> Ending:

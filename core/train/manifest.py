@@ -18,13 +18,11 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
-from isthmus.errors import CheckpointError
+from isthmus.core.train.saving_retries import may_pass, persistently
+from isthmus.errors import CheckpointError, StorageError
 from isthmus.storage import filesystems
 
 FORMAT = 1
@@ -92,34 +90,6 @@ def reader(uri: str) -> FileSystemReader:
     return RemoteReader(uri)
 
 
-class _Writer(FileSystemWriter):
-    """A DCP writer that says what the store said: torch hides a full disk behind a failed check of its own."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__cause__ or cause.__context__
-            if cause is None or cause is error:
-                raise
-            raise OSError(cause.errno, cause.strerror) from None
-
-
-def writer(uri: str) -> FileSystemWriter:
-    """Writes a checkpoint at `uri`, on a file system or an object store; files reach the disk before it returns."""
-    if filesystems.is_local(uri):
-        return _Writer(filesystems.local_path(uri))
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-
-    class RemoteWriter(_Writer, FsspecWriter):
-        """The same over fsspec."""
-
-    filesystems.filesystem(uri)  # NotInstalled, with the extra's name, before fsspec's own message.
-    return RemoteWriter(uri)
-
-
 def file_names(uri: str) -> list[str]:
     """Names of the files at `uri`, sorted; empty when there is nothing."""
     files, path = filesystems.filesystem(uri)
@@ -131,12 +101,15 @@ def file_names(uri: str) -> list[str]:
 
 
 def describe(uri: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Name -> {size, sha256} of files at `uri`. Raises OSError as the store does."""
+    """Name -> {size, sha256} of files at `uri`. Raises FileNotFoundError, and StorageError as the store refuses."""
     files, path = filesystems.filesystem(uri)
     found = {}
     for name in names:
         digest, size = hashlib.sha256(), 0
-        with files.open(f"{path}/{name}", "rb") as stream:
+        with (
+            filesystems.storage_errors("read", f"{uri}/{name}"),
+            files.open(f"{path}/{name}", "rb") as stream,
+        ):
             while piece := stream.read(_PIECE):
                 digest.update(piece)
                 size += len(piece)
@@ -151,28 +124,49 @@ def make(files: Mapping[str, Mapping[str, Any]], **facts: Any) -> dict[str, Any]
 
 
 def check_list(manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with a COMMITTED, or None."""
+    """What is wrong with a COMMITTED, or None.
+
+    Raises:
+        CheckpointError: it is a newer format's. That is no damage: an older checkpoint must not be taken instead.
+    """
+    written = manifest.get("format")
+    if isinstance(written, int) and written > FORMAT:
+        raise CheckpointError(
+            f"was written by a newer isthmus: checkpoint format {written}, this version reads {FORMAT}",
+            hint="upgrade isthmus to resume this run",
+        )
     body = {key: value for key, value in manifest.items() if key != "sha256"}
     if manifest.get("sha256") != _digest(body):
         return "COMMITTED: its own checksum differs"
-    if manifest.get("format") != FORMAT:
-        return f"COMMITTED: format {manifest.get('format')}, this version reads {FORMAT}"
+    if written != FORMAT:
+        return f"COMMITTED: format {written}, this version reads {FORMAT}"
     return None
 
 
-def check_files(uri: str, manifest: Mapping[str, Any], rank: int, world_size: int) -> str | None:
-    """What is wrong with this rank's share of the files, or None."""
+def check_files(
+    uri: str, manifest: Mapping[str, Any], rank: int, world_size: int, *, retry_budget: float = 0.0
+) -> str | None:
+    """What is wrong with this rank's share of the files, or None.
+
+    Args:
+        retry_budget: seconds for which a store that is away is asked again.
+
+    Raises:
+        StorageError: the store is away; that says nothing about the files.
+    """
     files: Mapping[str, Mapping[str, Any]] = manifest["files"]
     for index, name in enumerate(sorted(files)):
         if index % world_size != rank:
             continue
         expected = files[name]
         try:
-            found = describe(uri, [name])[name]
+            found = persistently(lambda name=name: describe(uri, [name])[name], retry_budget)  # type: ignore[misc]
         except FileNotFoundError:
             return f"{name}: missing"
-        except OSError as error:
-            return f"{name}: cannot be read: {error}"
+        except StorageError as error:
+            if may_pass(error):
+                raise
+            return f"{name}: {error.message}"
         if found["size"] != expected["size"]:
             return f"{name}: {found['size']} bytes, {expected['size']} were written"
         if found["sha256"] != expected["sha256"]:

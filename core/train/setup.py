@@ -18,16 +18,18 @@ from isthmus.core.models.families import build_denoiser, resolved_config
 from isthmus.core.recipe.dump import dump_recipe, recipe_data, recipe_hash
 from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.core.train.agreement import on_rank_0
-from isthmus.core.train.checkpoint import Checkpoints, Identity, TrainerState
+from isthmus.core.train.checkpoint import Checkpoints
 from isthmus.core.train.control import spent_hours, usd_per_hour
 from isthmus.core.train.data import make_inputs
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import Engine, join_processes, prepare
 from isthmus.core.train.randomness import Randomness
+from isthmus.core.train.resuming import changes, check_same_recipe, stages_of
 from isthmus.core.train.sources import Sources, open_sources
 from isthmus.core.train.stages import Schedule, check_supported
 from isthmus.core.train.step import Inputs
+from isthmus.core.train.trainer_state import CHANGED_DATA_HINT, Identity, TrainerState
 from isthmus.core.train.validation import check_prompts
 from isthmus.errors import DatasetMismatch
 from isthmus.storage.rundir import RunDirectory
@@ -70,7 +72,8 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         CheckpointError: no checkpoint verifies, or it is of another model.
     """
     cpu = recipe.compute.gpu == "none" or not torch.cuda.is_available() if cpu is None else cpu
-    rank, world_size = join_processes(cpu=cpu)
+    _, world_size = join_processes(cpu=cpu)
+    check_same_recipe(recipe)
     # Everything a user can get wrong is checked on rank 0 first, so that it is said once.
     on_rank_0(lambda: _check(recipe, world_size))
     sources = _open(recipe, recipe.data.sources)
@@ -89,11 +92,9 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
     inputs = inputs.on(engine.device, engine.compute_dtype)
     ema = EMA(engine.parameters)
     checkpoints = Checkpoints(run, engine, ema, recipe.checkpoint, os.environ.get("ISTHMUS_LEASE_TOKEN"))
-    loaded = checkpoints.load(identity)
+    loaded = checkpoints.load(identity, allow_changed_data=recipe.data.allow_changed)
     if loaded is not None:
-        on_rank_0(lambda: run.event("resumed", step=loaded.step, attempt=attempt, world_size=world_size))
-        if rank == 0:
-            print(f"resumed from the checkpoint of step {loaded.step}", flush=True)
+        on_rank_0(lambda: _announce(recipe, run, loaded, attempt, world_size))
     return Setup(
         recipe=recipe,
         run=run,
@@ -106,11 +107,21 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         held_out=held_out,
         schedule=Schedule(recipe.stages),
         checkpoints=checkpoints,
-        state=loaded or TrainerState(identity),
+        state=(loaded or TrainerState(identity)).but(identity=identity, stages=stages_of(recipe)),
         resumed=loaded is not None,
         spent_hours=spent,
         usd_per_hour=usd_per_hour(),
     )
+
+
+def _announce(recipe: Recipe, run: RunDirectory, loaded: TrainerState, attempt: int, world_size: int) -> None:
+    """Say from where training goes on, and what the recipe changes about the run."""
+    lines = changes(recipe, loaded)
+    run.event("resumed", step=loaded.step, attempt=attempt, world_size=world_size)
+    print(f"resumed from the checkpoint of step {loaded.step}", flush=True)
+    for line in lines:
+        print(f"changed: {line}", flush=True)
+        run.event("note", message=f"changed: {line}", step=loaded.step)
 
 
 def _open(recipe: Recipe, sources: list[Source]) -> Sources:
@@ -151,11 +162,17 @@ def _open_run(recipe: Recipe, run: RunDirectory, sources: Sources, world_size: i
         run.create(dump_recipe(recipe), facts)
     before = run.read_run_json().get("dataset_fingerprints")
     if before and before != fingerprints:
-        raise DatasetMismatch(
-            "the data is not the run's: its fingerprint changed since the run began",
-            where=sources.datasets[0].uri,
-            hint="data that has changed needs a new run",
+        if not recipe.data.allow_changed:
+            raise DatasetMismatch(
+                "the data is not the run's: its fingerprint changed since the run began",
+                where=sources.datasets[0].uri,
+                hint=CHANGED_DATA_HINT,
+            )
+        message = (
+            "the data is not the run's: samples come in another order from here on, some twice or not at all"
         )
+        print(f"warning: {message}", flush=True)
+        run.event("note", message=message)
     run.update_run_json(
         dataset_fingerprints=fingerprints,
         packages={name: _version(name) for name in _PACKAGES},

@@ -25,8 +25,11 @@ def obstore_usable() -> bool:
     return importlib.util.find_spec("obstore") is not None and _used_in in {None, os.getpid()}
 
 
-def connect(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
+def connect(uri: str, policy: RetryPolicy, *, writing: bool = False) -> tuple[Any, str]:
     """A new client for a root, with credentials looked up anew, and the path of the root in it.
+
+    Args:
+        writing: the client tries each request again by itself: an upload in parts must not start over for one of them.
 
     Raises:
         UsageError: the environment does not say which storage account.
@@ -36,23 +39,28 @@ def connect(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
     _used_in = os.getpid()
     scheme = urlsplit(uri).scheme
     if scheme == "s3":
-        return _s3(uri, policy)
+        return _s3(uri, policy, writing)
     if scheme in AZURE_SCHEMES:
-        return _azure(uri, policy)
+        return _azure(uri, policy, writing)
     from obstore.store import HTTPStore
 
     return HTTPStore.from_url(uri, **_common(policy, plain=scheme == "http")), ""
 
 
-def _common(policy: RetryPolicy, *, plain: bool) -> dict[str, Any]:
-    """Limits and retries of a client: ours decide, so it makes none of its own.
+def _common(policy: RetryPolicy, *, plain: bool, writing: bool = False) -> dict[str, Any]:
+    """Limits and retries of a client: where it reads ours decide, so it makes none of its own.
 
     Args:
         plain: HTTP without TLS is allowed, because the user wrote the address so.
     """
     stall = timedelta(seconds=policy.stall_s)
+    retries: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(0)}
+    if writing:
+        # Then ours begin: they know credentials that have expired, and have the last word.
+        own = timedelta(seconds=min(policy.budget_s, 60.0))
+        retries = {"max_retries": 1000 if policy.budget_s else 0, "retry_timeout": own}
     return {
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
+        "retry_config": retries,
         "client_options": {
             "allow_http": plain,
             "connect_timeout": min(stall, timedelta(seconds=10)),
@@ -63,7 +71,7 @@ def _common(policy: RetryPolicy, *, plain: bool) -> dict[str, Any]:
     }
 
 
-def _s3(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
+def _s3(uri: str, policy: RetryPolicy, writing: bool) -> tuple[Any, str]:
     from obstore.store import S3Store
 
     bucket, path = container_and_path(uri)
@@ -86,11 +94,17 @@ def _s3(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
     if settings.endpoint:
         options["endpoint"] = settings.endpoint
     plain = (settings.endpoint or "").startswith("http://")
-    client = S3Store(bucket, region=region or "us-east-1", **options, **_common(policy, plain=plain))
+    if writing and not plain:
+        options["unsigned_payload"] = (
+            True  # TLS guards it; another hash of every byte would cost the trainer's CPU
+        )
+    client = S3Store(
+        bucket, region=region or "us-east-1", **options, **_common(policy, plain=plain, writing=writing)
+    )
     return client, path
 
 
-def _azure(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
+def _azure(uri: str, policy: RetryPolicy, writing: bool) -> tuple[Any, str]:
     from obstore.store import AzureStore
 
     container, path = container_and_path(uri)
@@ -107,7 +121,7 @@ def _azure(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
 
         options["credential_provider"] = azure_credentials.AzureCredentialProvider()
     plain = account.endpoint.startswith("http://")
-    return AzureStore(container, **options, **_common(policy, plain=plain)), path
+    return AzureStore(container, **options, **_common(policy, plain=plain, writing=writing)), path
 
 
 class NoCredentials(ReadFailed):

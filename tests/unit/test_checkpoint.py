@@ -23,6 +23,7 @@ from isthmus.core.train.ema import EMA
 from isthmus.core.train.parallel import Engine, prepare
 from isthmus.core.train.weights import checksum
 from isthmus.errors import CheckpointError, DatasetMismatch, LeaseLost, StorageError
+from isthmus.storage import uploads
 from isthmus.storage.rundir import RunDirectory
 
 IDENTITY = Identity("model", ("data",), 1)
@@ -177,7 +178,7 @@ def test_a_write_that_fails_leaves_the_older_ones(tmp_path: Path, monkeypatch: p
     def fail(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(manifest, "describe", fail)
+    monkeypatch.setattr(uploads, "_write", fail)
     with pytest.raises(StorageError, match="the disk is full"):
         saver.save(TrainerState(IDENTITY, step=2))
     monkeypatch.undo()
