@@ -271,8 +271,7 @@ class Worker:
         arguments = [
             f"--nproc-per-node={self.processes}",
             "--max-restarts=0",  # a restart is a new attempt, with its own lease and events
-            # Its default kills the ranks after 30 s; ours leaves the worker time to report within the grace.
-            f"--shutdown-timeout={max(1, int(self.grace - min(5.0, self.grace / 5)))}",
+            f"--shutdown-timeout={self._ranks_grace()}",
         ]
         if cluster.nodes == 1:
             return [*arguments, "--standalone", f"--local-addr={cluster.master_addr}"]
@@ -296,8 +295,13 @@ class Worker:
             **os.environ,
             "ISTHMUS_ATTEMPT": str(attempt),
             "ISTHMUS_LEASE_TOKEN": token,
+            "ISTHMUS_GRACE_S": str(self._ranks_grace()),
             FOLDER_VARIABLE: str(outcomes),
         }
+
+    def _ranks_grace(self) -> int:
+        """Seconds from SIGTERM until torchrun kills the ranks: its default is 30, ours leaves the worker time to report."""
+        return max(1, int(self.grace - min(5.0, self.grace / 5)))
 
     def _wait(self, outcomes: Path) -> bool:
         """Until torchrun ends, or was ended; returns whether a signal asked for it."""
