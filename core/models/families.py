@@ -124,7 +124,7 @@ def predict(
         timestep: float32 [b], 0 to 1000; must not be lowered to bfloat16, which holds 8 bits of it.
         condition: of b samples, text in the dtype of `noisy`.
         keep: int64 [b, k], the image tokens that are kept in training, in rows; None: all. Only for families of
-            :data:`isthmus.core.models.tokens.MASKABLE`.
+            :data:`isthmus.core.models.presets.MASKABLE`.
 
     Returns:
         The prediction [b, C, H, W]; where the model also predicts a variance, without it; where tokens were left

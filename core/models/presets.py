@@ -19,6 +19,10 @@ CLASSES = {
 """The diffusers class of each family that comes with isthmus; a team's own families have none."""
 
 
+MASKABLE = frozenset({"dit", "mmdit", "flux"})
+"""Families of which image tokens can be left out in training, see `core/models/tokens.py`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A named configuration.

@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MASKABLE = frozenset({"dit", "mmdit", "flux"})
-"""Families whose tokens can be left out."""
-
 
 def gather(tokens: Tensor, keep: Tensor) -> Tensor:
     """Tokens [b, n, D] at the places `keep` [b, k]: [b, k, D]."""
@@ -75,8 +72,26 @@ def position_table(model: nn.Module) -> Any:
     return None
 
 
-def set_positions(embed: Any, grid: int, scale: float) -> None:
-    """Have a patch embedding place a picture of `grid` tokens a side at 0, 1/scale, ... (PixArt-Sigma, section 3.2).
+def place_tokens(model: nn.Module, grid: int, scale: float | None) -> None:
+    """Have a model place the tokens of a picture of `grid` tokens a side at 0, 1/scale, 2/scale, ...; None: as built.
+
+    Does nothing for a model without a table that can be scaled, see :func:`position_table`.
+    """
+    embed = position_table(model)
+    if embed is None:
+        return
+    fields = ("base_size", "interpolation_scale", "height", "width", "pos_embed")
+    if scale is not None:
+        if not hasattr(embed, "as_built"):
+            embed.as_built = {field: getattr(embed, field) for field in fields}
+        _scale(embed, grid, scale)
+    elif hasattr(embed, "as_built"):
+        for field, value in embed.as_built.items():
+            setattr(embed, field, value)
+
+
+def _scale(embed: Any, grid: int, scale: float) -> None:
+    """Set a patch embedding's scale (Chen et al. 2024, PixArt-Sigma, section 3.3).
 
     So token i of a side of h tokens lies at i (grid / h) / scale; a picture of another aspect is stretched over the
     same square, as diffusers does. A grid of 16 at scale 0.5, 32 at 1 and 64 at 2 cover the same square.

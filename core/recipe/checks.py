@@ -11,6 +11,7 @@ from isthmus.core.recipe.checks_data import check_data
 from isthmus.core.recipe.checks_model import check_model
 from isthmus.core.recipe.checks_objective import check_objectives
 from isthmus.core.recipe.checks_places import check_places
+from isthmus.core.recipe.checks_tokens import check_tokens
 from isthmus.core.recipe.problems import Problem, closest
 from isthmus.core.recipe.schema import Recipe
 
@@ -29,7 +30,7 @@ def check(recipe: Recipe) -> list[Problem]:
         *_validation(recipe),
         *_monitor(recipe),
         *_budget(recipe),
-        *_unsupported(recipe),
+        *check_tokens(recipe),
     ]
 
 
@@ -148,17 +149,3 @@ def _budget(recipe: Recipe) -> list[Problem]:
         return []
     message = f"{cap:g} hours cannot be enough: the stages need {hours:.3g} hours even at the GPUs' peak"
     return [Problem(("budget", "max_hours"), message, "raise it, shorten the stages, or use more GPUs")]
-
-
-def _unsupported(recipe: Recipe) -> list[Problem]:
-    """Fields of the format that this version cannot honour."""
-    problems = []
-    message = "is not supported by this version"
-    for index, stage in enumerate(recipe.stages):
-        if stage.pos_embed_interpolation is not None:
-            problems.append(Problem(("stages", index, "pos_embed_interpolation"), message, "leave it out"))
-        if "token_mask_ratio" in stage.model_fields_set:
-            problems.append(Problem(("stages", index, "token_mask_ratio"), message, "leave it out"))
-    if recipe.code is not None:
-        problems.append(Problem(("code",), message, "leave it out"))
-    return problems

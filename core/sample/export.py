@@ -115,6 +115,17 @@ def export(run_uri: str, folder: str, *, step: int | None = None) -> Exported:
 
 def _write(run: SampleableRun, folder: Path) -> dict[str, Any]:
     denoiser: Any = run.denoiser
+    if run.stage.pos_embed_interpolation is not None:
+        # The table that was trained last follows from these two in diffusers, which computes it anew.
+        denoiser.register_to_config(
+            sample_size=run.stage.resolution // run.recipe.encoders.autoencoder.factor,
+            interpolation_scale=run.stage.pos_embed_interpolation,
+            **(
+                {"use_additional_conditions": denoiser.use_additional_conditions}
+                if run.recipe.model.family == "dit"
+                else {}
+            ),
+        )
     scheduler = _scheduler(run)
     subfolder = "unet" if run.recipe.model.family == "unet" else "transformer"
     plan = _plan(run)

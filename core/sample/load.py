@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from isthmus.core.models.conditioning import Condition, build_condition
 from isthmus.core.models.families import build_denoiser, predict, resolved_config
 from isthmus.core.models.profiles import downsampling
+from isthmus.core.models.tokens import place_tokens
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.stages import Objective, Stage
 from isthmus.core.sample.sampling import even_sigmas, sample_latents
@@ -236,11 +237,18 @@ def load_run(uri: str, *, step: int | None = None, device: str = "auto") -> Samp
         denoiser.load_state_dict(weights, strict=True)
     except RuntimeError as error:
         raise CheckpointError(f"does not fit the recipe's model: {error}", where=run.uri) from error
+    stage = recipe.stages[max(state.stage, 0)]
+    grid = stage.resolution // recipe.encoders.autoencoder.factor
+    place_tokens(
+        denoiser,
+        grid // downsampling(recipe.model.family, resolved_config(denoiser)),
+        stage.pos_embed_interpolation,
+    )
     return SampleableRun(
         run=run,
         recipe=recipe,
         step=chosen,
-        stage=recipe.stages[max(state.stage, 0)],
+        stage=stage,
         denoiser=denoiser.to(where).eval().requires_grad_(False),
         device=where,
         dataset=_dataset(recipe),

@@ -22,6 +22,7 @@ from isthmus.core.train.reading import ReadingLog
 from isthmus.core.train.saving import Saving
 from isthmus.core.train.setup import Setup, set_up
 from isthmus.core.train.sources import epochs_left
+from isthmus.core.train.stage_model import StageModel
 from isthmus.core.train.stages import follow_plan, samples_before, with_stages_to_come
 from isthmus.core.train.step import Stepper, StepResult
 from isthmus.core.train.validation import Interrupted, Validator
@@ -69,6 +70,7 @@ class Loop:
         self.lead = setup.engine.rank == 0
         self.stepper = Stepper(setup.engine, setup.ema, setup.inputs, setup.randomness)
         self.validator = Validator(
+        self.stage_model = StageModel(setup.recipe, setup.engine, setup.inputs, self.stepper)
             setup.recipe,
             setup.engine,
             setup.ema,
@@ -224,6 +226,7 @@ class Loop:
         if self.state.stage == index:
             return
         phase("stage-change", self.state.step)
+        self.stage_model.enter(index)
         if index > 0 and self.state.step == self.schedule.borders[index]:
             if self.stage.on_enter.optimizer == "reset":
                 reset_optimizer(self.engine.optimizer)

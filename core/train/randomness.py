@@ -18,7 +18,7 @@ from torch import Tensor
 
 _MASK = (1 << 64) - 1
 
-TRAINING, VALIDATION, GRID, DROPOUT_LAYERS = range(4)
+TRAINING, VALIDATION, GRID, DROPOUT_LAYERS, STRATA, TOKEN_MASK = range(6)
 """What a draw is for; a purpose has its own stream."""
 
 

@@ -27,7 +27,7 @@ from isthmus.core.train.parallel import Engine, join_processes, prepare
 from isthmus.core.train.randomness import Randomness
 from isthmus.core.train.resuming import changes, check_same_recipe, stages_of
 from isthmus.core.train.sources import Sources, open_sources
-from isthmus.core.train.stages import Schedule, check_supported
+from isthmus.core.train.stages import Schedule
 from isthmus.core.train.step import Inputs
 from isthmus.core.train.trainer_state import CHANGED_DATA_HINT, Identity, TrainerState
 from isthmus.core.train.validation import check_prompts
@@ -131,7 +131,6 @@ def _open(recipe: Recipe, sources: list[Source]) -> Sources:
 
 
 def _check(recipe: Recipe, world_size: int) -> None:
-    check_supported(recipe)
     batches = {
         f"stages.{index}.global_batch_size": stage.global_batch_size
         for index, stage in enumerate(recipe.stages)

@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.stages import Stage
-from isthmus.errors import UsageError
 from isthmus.storage.stream.plan import Plan, Segment
 
 
@@ -116,21 +114,3 @@ def samples_before(plan: Plan, step: int) -> int:
     for segment, end in zip(plan.timeline, starts[1:], strict=True):
         total += max(0, min(end, step) - segment.first_step) * segment.global_batch_size
     return total
-
-
-def check_supported(recipe: Recipe) -> None:
-    """Refuse what this version cannot train. The recipe's checks say it first, with file and line.
-
-    Raises:
-        UsageError: names the field.
-    """
-    for index, stage in enumerate(recipe.stages):
-        if stage.token_mask_ratio > 0:
-            raise UsageError("token masking is not in this version", where=f"stages.{index}.token_mask_ratio")
-        if stage.pos_embed_interpolation is not None:
-            raise UsageError(
-                "another positional scale is not in this version",
-                where=f"stages.{index}.pos_embed_interpolation",
-            )
-    if recipe.code is not None:
-        raise UsageError("a team's own code is not in this version", where="code")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from isthmus.core.train.ema import EMA
 from isthmus.core.train.objective import Noised, Objective, scale_latents
 from isthmus.core.train.parallel import Engine
 from isthmus.core.train.randomness import Draws, Randomness
+from isthmus.core.train.throughput import ExposedCommunication
+
+if TYPE_CHECKING:
+    from isthmus.core.train.stage_model import TokenMask
 
 
 class Batch(Protocol):
@@ -90,6 +94,8 @@ class Prepared:
 
     noised: Noised
     condition: Condition
+    keep: torch.Tensor | None = None
+    """int64 [b, k]: the image tokens that are trained on, where a stage leaves some out."""
 
     def __len__(self) -> int:
         return len(self.condition)
@@ -107,6 +113,7 @@ class Prepared:
                 None if noised.weight is None else noised.weight[part],
             ),
             self.condition.rows(start, stop),
+            None if self.keep is None else self.keep[part],
         )
 
 
@@ -134,6 +141,8 @@ class Stepper:
         self.randomness = randomness
         # Dropout layers draw from torch's global state, which is seeded for them alone.
         self.has_dropout_layers = any(
+        self.token_mask: TokenMask | None = None
+        self._exposed = ExposedCommunication(engine.device, engine.world_size)
             isinstance(module, torch.nn.Dropout) and module.p > 0 for module in engine.model.modules()
         )
 
@@ -148,7 +157,11 @@ class Stepper:
         drop = objective.dropped(draws)
         if drop is not None:
             condition = condition.with_null(drop, self.inputs.null)
-        return Prepared(objective.noised(latents, draws), condition)
+        keep = None
+        if self.token_mask is not None:
+            keep = self.token_mask.kept(batch.step, batch.positions.tolist(), shape[2], shape[3])
+            keep = keep.to(engine.device, non_blocking=True)
+        return Prepared(objective.noised(latents, draws), condition, keep)
 
     def settle(self, batch: Batch, objective: Objective, micro_batch_size: int) -> None:
         """One pass without a step, before the first step of a process with replicas.
@@ -168,6 +181,13 @@ class Stepper:
                 self.engine.model,
                 self.inputs.family,
                 samples.noised.noisy.to(self.engine.compute_dtype),
+    def _losses(self, objective: Objective, samples: Prepared) -> torch.Tensor:
+        noised, prediction = samples.noised, self._predict(samples)
+        if samples.keep is not None:
+            assert self.token_mask is not None
+            noised, prediction = self.token_mask.under(noised, prediction, samples.keep)
+        return objective.losses(prediction, noised)
+
                 samples.noised.timestep,
                 samples.condition,
             )
@@ -176,6 +196,7 @@ class Stepper:
         self,
         batch: Batch,
         objective: Objective,
+                samples.keep,
         *,
         micro_batch_size: int,
         learning_rate: float,

@@ -95,6 +95,7 @@ def trained(
     prediction_type: str = "flow",
     config: dict[str, Any] | None = None,
     shift: float | None = None,
+    stage: dict[str, Any] | None = None,
 ) -> RunDirectory:
     """A run of two steps on 22 pictures, with a committed checkpoint."""
     autoencoder = (
@@ -115,6 +116,7 @@ def trained(
                 "name": "32px", "resolution": 32, "steps": 2, "global_batch_size": 4, "micro_batch_size": 4,
                 "learning_rate": 1e-2,
             }
+            | (stage or {})
         ],
         "parallel": {"strategy": "ddp", "precision": "fp32"},
         "checkpoint": {"every": 1, "keep": 2},
@@ -226,6 +228,26 @@ def test_a_dit_with_t5_becomes_pixart_sigma(tiny_models: Path, tmp_path: Path) -
     pipeline = exported(run, tmp_path / "out", "PixArtSigmaPipeline")
     pictures = theirs(pipeline, max_sequence_length=16, use_resolution_binning=False, clean_caption=False)
     assert_same(pictures, ours(run))
+
+
+def test_positions_that_a_stage_scaled_are_exported(tiny_models: Path, tmp_path: Path) -> None:
+    run = trained(
+        tmp_path,
+        "dit",
+        [text("t5", "t5", tiny_models / "t5")],
+        vae=tiny_models / "vae",
+        prediction_type="epsilon",
+        config={"sample_size": 16},
+        stage={"pos_embed_interpolation": 0.5},
+    )
+    pipeline = exported(run, tmp_path / "out", "PixArtSigmaPipeline")
+    pictures = theirs(pipeline, max_sequence_length=16, use_resolution_binning=False, clean_caption=False)
+    assert_same(pictures, ours(run))
+    assert pipeline.transformer.config.interpolation_scale == 0.5
+    pipeline.transformer.pos_embed.interpolation_scale = 1.0
+    pipeline.transformer.pos_embed.height = 0
+    other = theirs(pipeline, max_sequence_length=16, use_resolution_binning=False, clean_caption=False)
+    assert np.abs(other - pictures).max() > 0.01, "the scale matters to the picture"
 
 
 def test_a_dit_of_flow_draws_nearly_the_same_with_the_pipelines_solver(

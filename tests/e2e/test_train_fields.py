@@ -95,6 +95,8 @@ CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
     ("stages__0__lr_warmup_steps", 3, {}, ["rates", "model"]),
     ("stages__0__max_grad_norm", 1e-3, {"optimizer__eps": 1e-3}, ["model"]),
     ("stages__0__objective", {"logit_mean": 1.0}, {}, ["losses"]),
+    ("stages__0__token_mask_ratio", 0.5, {}, ["losses"]),
+    ("stages__0__pos_embed_interpolation", 2.0, {}, ["losses"]),
     ("stages__0__ema", {"decay": 0.2}, {}, ["ema"]),
     ("stages__1__on_enter", {"optimizer": "reset"}, TWO, ["model"]),
     ("stages__1__on_enter", {"ema": "reset"}, TWO, ["ema"]),
@@ -313,8 +315,7 @@ def test_memory_limit_is_refused_before_training(latents: dict[str, str], tmp_pa
     ("field", "value"),
     [
         ("stages__0__resolution", 64),
-        ("stages__0__token_mask_ratio", 0.5),
-        ("stages__0__pos_embed_interpolation", 2.0),
+        ("stages__0__token_mask_ratio", 1.0),
         ("code", "./mine"),
         ("validation__prompts", ["never encoded"]),
         ("encoders__text__0__max_tokens", 7),

@@ -7,6 +7,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from models import build, condition
 from torch import nn
 from training import MODELS
 
@@ -16,32 +17,12 @@ from isthmus.core.models.families import (
     block_classes,
     blocks,
     build_denoiser,
-    build_from_config,
     predict,
     resolved_config,
 )
 from isthmus.core.models.presets import CLASSES
 from isthmus.core.recipe.schema import Model
 from isthmus.errors import UsageError
-
-
-def build(family: str, seed: int = 0, **changes: Any) -> nn.Module:
-    return build_from_config(CLASSES[family], {**MODELS[family], **changes}, seed)
-
-
-def condition(family: str, rows: int = 2) -> Condition:
-    generator = torch.Generator().manual_seed(1)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    if family in ("dit", "sana"):
-        return Condition(normal(rows, 5, 24), mask=torch.ones(rows, 5, dtype=torch.bool))
-    if family == "unet":
-        return Condition(normal(rows, 5, 32), pooled=normal(rows, 20), size_crop=torch.full((rows, 6), 32.0))
-    if family == "flux":
-        return Condition(normal(rows, 4, 48), pooled=normal(rows, 12))
-    return Condition(normal(rows, 9, 48), pooled=normal(rows, 32))
 
 
 def negated(given: Condition) -> Condition:

@@ -7,19 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from training import recipe_data
 
-from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.stages import Stage
 from isthmus.core.train.stages import (
     Schedule,
-    check_supported,
     follow_plan,
     learning_rate,
     samples_before,
     with_stages_to_come,
 )
-from isthmus.errors import UsageError
 
 
 def stage(**changes: Any) -> Stage:
@@ -99,17 +95,3 @@ def test_a_loader_sees_the_stages_to_come_and_the_store_does_not() -> None:
     assert [(s.stage, s.first_step) for s in plan.timeline] == [(0, 0), (1, 10), (2, 20)]
     assert len(store.rows) == 1
     assert samples_before(plan, 20) == 10 * 8 + 10 * 16
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("stages__0__token_mask_ratio", 0.5),
-        ("stages__0__pos_embed_interpolation", 2.0),
-        ("code", "./mine"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_by_name(path: str, value: Any) -> None:
-    recipe = Recipe.model_validate(recipe_data("x", **{path: value}))
-    with pytest.raises(UsageError, match=path.rsplit("__", 1)[-1]):
-        check_supported(recipe)

@@ -1,0 +1,56 @@
+"""Stage fields about a transformer's image tokens: where their positions lie, and how many are left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.core.models.presets import CLASSES, MASKABLE, model_config
+from isthmus.core.models.profiles import arguments
+from isthmus.core.recipe.document import Path
+from isthmus.core.recipe.problems import Problem
+from isthmus.core.recipe.schema import Recipe
+
+_NO_SCALE = {
+    "unet": "a unet has no positional embedding",
+    "mmdit": "SD3 crops a fixed table around its centre, it does not scale it",
+    "flux": "Flux counts tokens (rotary positions), it has no scale",
+    "sana": "this sana has no positional embedding: its config has no interpolation_scale",
+}
+_NO_MASK = {
+    "unet": "a unet convolves over the whole grid, it has no tokens to leave out",
+    "sana": "Sana's blocks convolve over the whole grid, no token can be left out",
+}
+
+
+def check_tokens(recipe: Recipe) -> list[Problem]:
+    """Refuses `pos_embed_interpolation` and `token_mask_ratio` where the family cannot do it, with the reason."""
+    family = recipe.model.family
+    problems = []
+    for index, stage in enumerate(recipe.stages):
+        path: Path = ("stages", index)
+        if stage.pos_embed_interpolation is not None and not _scalable(recipe):
+            message = _NO_SCALE.get(family, "is of isthmus's families; a team's own says in its config")
+            problems.append(Problem((*path, "pos_embed_interpolation"), message, "leave it out"))
+        if stage.token_mask_ratio == 0:
+            continue
+        if family not in MASKABLE:
+            message = _NO_MASK.get(
+                family, "is of isthmus's families; a team's own leaves tokens out by itself"
+            )
+            problems.append(Problem((*path, "token_mask_ratio"), message, "leave it out"))
+        elif stage.token_mask_ratio == 1:
+            message = "1 leaves no token to train on"
+            problems.append(Problem((*path, "token_mask_ratio"), message, "such as 0.5 or 0.75"))
+    return problems
+
+
+def _scalable(recipe: Recipe) -> bool:
+    model = recipe.model
+    if model.family == "dit":
+        return True
+    if model.family != "sana":
+        return False
+    if model.init_from is not None and model.preset is None and not model.config:
+        return True  # known when the configuration has been read
+    config: dict[str, Any] = {**arguments(CLASSES["sana"]), **model_config(model)[1]}
+    return config["interpolation_scale"] is not None
