@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,11 +21,11 @@ import pyarrow.parquet as pq
 from isthmus.errors import CorruptShard, StorageError
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced, Ranges
 from isthmus.storage.shards.dataset import Dataset
-from isthmus.storage.shards.foreign_arrays import Bytes
+from isthmus.storage.shards.foreign_arrays import Bytes, allocate
 from isthmus.storage.shards.foreign_block import Expected, Roles
 from isthmus.storage.shards.foreign_footers import REPLACED, Chunk, Footer, Footers
 from isthmus.storage.shards.foreign_pages import Pages, walk
-from isthmus.storage.shards.foreign_plain import allocate, plain_rows
+from isthmus.storage.shards.foreign_plain import plain_rows
 
 if TYPE_CHECKING:
     from isthmus.storage.shards.blocks import Block
@@ -72,6 +73,8 @@ class ForeignReader:
         self._check = check
         self._footers = Footers()
         self._scratch = threading.local()
+        # Lists take several times their rows' memory while pyarrow decodes them: one block at a time.
+        self._lists = threading.Lock()
         self._roles: dict[tuple[int, int], Roles] = {}
 
     def _of(self, block: int, caption: int) -> Roles:
@@ -114,7 +117,9 @@ class ForeignReader:
             into = _pooled if decoder.lasts else self._memory
             decoder.fetch(ranges, end, int(self._files.file_bytes[block]), into)
             table, plain = decoder.decode(plain=True)
-        return roles.block(table, plain, name, row_group, rows)
+        lists = any(column.width and column.name not in plain for column in roles.expected)
+        with self._lists if lists else contextlib.nullcontext():
+            return roles.block(table, plain, name, row_group, rows)
 
     def footer(self, block: int) -> Footer:
         """The footer of a block's file, from memory or with one read. CorruptShard when it is not the indexed one."""
@@ -218,10 +223,11 @@ class Decoder:
         self._file = _Memory(parts, file_bytes)
 
     def decode(self, *, plain: bool = False) -> tuple[Any, dict[str, Bytes]]:
-        """A pyarrow table of the columns, but not of those that are raw bytes of one width: their rows, [rows, width].
+        """What has the columns, as a pyarrow table has, but not those of raw bytes of one width: their rows, [rows, width].
 
         Args:
-            plain: otherwise all columns are in the table.
+            plain: otherwise all columns are in a table. With it, other arrays are decoded when they are asked for, one
+                at a time, which must be before the next :meth:`fetch` of the thread.
         """
         self._bound()
         found: dict[str, Bytes] = {}
@@ -230,7 +236,9 @@ class Decoder:
             if rows is not None:
                 found[column.name] = rows
         left = [column for column in self._expected if column.name not in found]
-        return self._table([column.name for column in left], self._batch(left)), found
+        if not plain:
+            return self.table(left), found
+        return _Columns(self, self.table([c for c in left if not c.width]), {c.name: c for c in left}), found
 
     def _plain(self, column: Expected) -> Bytes | None:
         (chunk, *more), pages = self._chunks[column.name], self._pages.get(column.name)
@@ -251,9 +259,11 @@ class Decoder:
             check=self._check,
         )
 
-    def _table(self, names: list[str], batch: int | None) -> Any:
-        if not names:
-            return None
+    def table(self, columns: Sequence[Expected]) -> Any:
+        """A pyarrow table of these columns. CorruptShard names the one that cannot be decoded."""
+        if not columns:
+            return pa.table({})
+        names, batch = [column.name for column in columns], self._batch(columns)
         try:
             return self._read(names, batch)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -333,6 +343,22 @@ class Decoder:
 
 def _pooled(size: int) -> memoryview:
     return allocate(size).data
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns of a row group: the small ones decoded, the others when they are asked for."""
+
+    decoder: Decoder
+    table: Any
+    expected: Mapping[str, Expected]
+
+    def column(self, name: str) -> Any:
+        """A pyarrow ChunkedArray."""
+        table = self.table
+        if name not in table.column_names:
+            table = self.decoder.table([self.expected[name]])
+        return table.column(name)
 
 
 class _Memory(io.RawIOBase):

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from isthmus.storage.shards.foreign_arrays import Bytes, allocate
 from isthmus.storage.shards.foreign_pages import DATA, DATA_V2, DICTIONARY, Page
-
-Bytes = NDArray[np.uint8]
 
 _CODECS = {
     "UNCOMPRESSED": None,
@@ -57,11 +56,6 @@ def plain_rows(
         return _Chunk(chunk, _CODECS[codec], rows, width, fixed, optional, lasts, check).decode(pages)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, pa.ArrowException):
         return None
-
-
-def allocate(size: int) -> Bytes:
-    """Memory of arrow's pool: what blocks gave back is taken again, without new page faults."""
-    return np.asarray(memoryview(pa.allocate_buffer(size)).cast("B"))
 
 
 class _Odd(ValueError):
