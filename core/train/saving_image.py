@@ -64,7 +64,7 @@ def _archive(shape: torch.Size, dtype: torch.dtype) -> _Archive:
     empty = torch.empty(shape, dtype=dtype)  # never touched, so it takes no memory
     with torch.serialization.skip_data():
         torch.save(empty, recorder)  # type: ignore[arg-type]
-    if recorder.values != empty.nbytes or len(recorder.before) % dtype.itemsize:
+    if recorder.values != empty.nbytes or (recorder.values and len(recorder.before) % dtype.itemsize):
         raise RuntimeError(f"this torch.save lays out a tensor of {shape} in another way than expected")
     return _Archive(bytes(recorder.before), recorder.values, bytes(recorder.after))
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from saving import IDENTITY, engine, step
 from training import MODELS
 
 from isthmus.core.models.families import build_from_config
 from isthmus.core.models.presets import CLASSES
 from isthmus.core.recipe.schema import Checkpoint as Settings
 from isthmus.core.recipe.schema import Parallel
-from isthmus.core.recipe.stages import EMA as EMASettings
 from isthmus.core.recipe.stages import Optimizer
 from isthmus.core.train import manifest
 from isthmus.core.train.checkpoint import Checkpoints, Identity, TrainerState, flat_state, read_weights
@@ -25,24 +25,6 @@ from isthmus.core.train.weights import checksum
 from isthmus.errors import CheckpointError, DatasetMismatch, LeaseLost, StorageError
 from isthmus.storage import uploads
 from isthmus.storage.rundir import RunDirectory
-
-IDENTITY = Identity("model", ("data",), 1)
-
-
-def engine(strategy: str = "fsdp", seed: int = 0) -> tuple[Engine, EMA]:
-    model = build_from_config(CLASSES["dit"], MODELS["dit"], seed)
-    made = prepare(model, Optimizer(), Parallel(strategy=strategy, precision="fp32"), cpu=True)  # type: ignore[arg-type]
-    return made, EMA(made.parameters)
-
-
-def step(made: Engine, ema: EMA, number: int) -> None:
-    torch.manual_seed(number)
-    for weight in made.parameters.values():
-        weight.grad = torch.zeros_like(weight) + torch.randn(())
-    made.optimizer.param_groups[0]["lr"] = 1e-2
-    made.optimizer.step()
-    made.optimizer.zero_grad()
-    ema.step(number, EMASettings(decay=0.9))
 
 
 @pytest.fixture(params=["local", "memory"])
