@@ -1,4 +1,4 @@
-"""The objective of each stage: settings that contradict each other, or that another's choice leaves unused."""
+"""The objective of each stage, and the optimizer: settings that contradict each other, or that another's choice leaves unused."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ _ONLY_WITH = {
     "logit_mean": ("timestep_sampling", ("logit_normal",)),
     "logit_std": ("timestep_sampling", ("logit_normal",)),
     "mode_scale": ("timestep_sampling", ("mode",)),
-    "snr_gamma": ("weighting_scheme", ("min_snr",)),
+    "snr_gamma": ("weighting_scheme", ("min_snr", "soft_min_snr")),
+    "p2_gamma": ("weighting_scheme", ("p2",)),
     "shift": ("prediction_type", ("flow",)),
     "noise_schedule": ("prediction_type", ("epsilon", "v_prediction")),
 }
 """Fields that mean something under certain values of another."""
+
+_NOISE = ("epsilon", "v_prediction")
+WEIGHTS_OF = {
+    "min_snr": _NOISE,
+    "soft_min_snr": _NOISE,
+    "p2": _NOISE,
+    "cosmap": ("flow",),
+    "sigma_sqrt": ("flow",),
+}
+"""Weighting scheme -> prediction types that it is defined for; a scheme that is absent fits all."""
 
 
 def check_objectives(recipe: Recipe) -> list[Problem]:
@@ -31,9 +42,10 @@ def check_objectives(recipe: Recipe) -> list[Problem]:
             field for field in stage.objective.model_fields_set if getattr(stage.objective, field) is not None
         }
         problems += [_unused((*path, field), field, objective) for field in sorted(changes) if not _means(field, objective)]  # fmt: skip
-        if objective.weighting_scheme == "min_snr" and objective.prediction_type == "flow":
+        kinds = WEIGHTS_OF.get(objective.weighting_scheme)
+        if kinds and objective.prediction_type not in kinds:
             at = (*path, "weighting_scheme") if changes & {"weighting_scheme", "prediction_type"} else ("objective", "weighting_scheme")  # fmt: skip
-            message = "min_snr is defined for epsilon and v_prediction, not for flow"
+            message = f"{objective.weighting_scheme} is defined for {' and '.join(kinds)}, not for {objective.prediction_type}"
             problems.append(Problem(at, message, "none, or another prediction_type"))
         if (
             "shift" not in changes
@@ -41,11 +53,18 @@ def check_objectives(recipe: Recipe) -> list[Problem]:
             and objective.shift != 1
             and any(other.prediction_type == "flow" for other in objectives)
         ):
-            message = f"inherits objective.shift {objective.shift:g}, which only flow has"
+            message = f"inherits objective.shift {_shown(objective.shift)}, which only flow has"
             problems.append(Problem(path, message, "set shift in the stages that use flow"))
         problems += _scheduler(recipe, objective)
+    if recipe.optimizer.name != "muon" and "momentum" in recipe.optimizer.model_fields_set:
+        message = f"is of name muon; it is {recipe.optimizer.name}"
+        problems.append(Problem(("optimizer", "momentum"), message, "leave it out"))
     # The same mistake, seen in several stages, is one problem.
     return list(dict.fromkeys(problems))
+
+
+def _shown(shift: float | str) -> str:
+    return shift if isinstance(shift, str) else f"{shift:g}"
 
 
 def _means(field: str, objective: Objective) -> bool:

@@ -1,8 +1,9 @@
 """Sections of the recipe that say what is optimised: objective, optimizer, stages, EMA."""
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0, le=10**12)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -27,6 +28,27 @@ def _changes(override: Section) -> dict[str, Any]:
     return {name: value for name, value in written.items() if value is not None}
 
 
+TimestepSampling = Literal["uniform", "logit_normal", "mode", "cosmap"]
+Weighting = Literal["none", "min_snr", "soft_min_snr", "p2", "cosmap", "sigma_sqrt"]
+Shift = Annotated[float, Field(gt=0)] | Literal["sd3", "flux"]
+
+
+def shift_at(rule: str, resolution: int) -> float:
+    """Flow's timestep shift for square pictures of `resolution` pixels a side.
+
+    Args:
+        rule: sd3: sqrt(m / n), m pixels against n = 256 x 256, so resolution / 256 (Esser et al. 2024, eq. 23; n is where
+            their schedule is not shifted); flux: exp(mu), mu on the line through 0.5 at 256 and 1.15 at 4096 tokens of
+            16 x 16 pixels (Black Forest Labs, `flux.sampling.get_schedule`; diffusers' `calculate_shift`).
+        resolution: of a stage.
+    """
+    if rule == "sd3":
+        return resolution / 256
+    tokens = (resolution / 16) ** 2
+    slope = (1.15 - 0.5) / (4096 - 256)
+    return math.exp(0.5 + slope * (tokens - 256))
+
+
 class Objective(Section):
     """The training objective. Formulas and sources: `core/train/objective.py`."""
 
@@ -34,24 +56,41 @@ class Objective(Section):
     """What the model predicts."""
     noise_schedule: Literal["scaled_linear", "linear"] = "scaled_linear"
     """Betas of epsilon and v_prediction, 1000 timesteps; flow has none."""
-    timestep_sampling: Literal["uniform", "logit_normal", "mode"] = "uniform"
-    """Distribution of training timesteps; logit_normal and mode: Esser et al. 2024."""
+    timestep_sampling: TimestepSampling = "uniform"
+    """Distribution of training timesteps; logit_normal, mode and cosmap: Esser et al. 2024."""
+    quasi_random: bool = False
+    """Spread the timesteps of a global batch evenly over their distribution (Kingma et al. 2021); false: each on its own."""
     logit_mean: float = 0.0
     """Of logit_normal."""
     logit_std: Annotated[float, Field(gt=0)] = 1.0
     """Of logit_normal."""
     mode_scale: float = 1.29
     """Of mode."""
-    shift: Annotated[float, Field(gt=0)] = 1.0
-    """Timestep shift of flow; grows with the square root of the token ratio."""
-    weighting_scheme: Literal["none", "min_snr"] = "none"
-    """Weight of a timestep's loss; min_snr: Hang et al. 2023, of epsilon and v_prediction."""
+    shift: Shift = 1.0
+    """Timestep shift of flow: a number, or a rule that follows a stage's resolution. sd3: resolution / 256; flux: exp of a line from 0.5 at 256 px to 1.15 at 1024 px, by tokens."""
+    weighting_scheme: Weighting = "none"
+    """Weight of a timestep's loss. Of epsilon and v_prediction: min_snr, soft_min_snr, p2; of flow: cosmap, sigma_sqrt."""
     snr_gamma: Annotated[float, Field(gt=0)] = 5.0
-    """Of min_snr."""
+    """Of min_snr and soft_min_snr: where the signal-to-noise ratio is cut."""
+    p2_gamma: Annotated[float, Field(gt=0)] = 1.0
+    """Of p2: the exponent."""
     noise_offset: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of a constant added to each channel's noise."""
     caption_dropout: Probability = 0.1
     """Share of samples trained on the null embedding."""
+
+    @property
+    def flow_shift(self) -> float:
+        """The shift as a number.
+
+        Raises:
+            ValueError: it is a rule, and whose resolution is not known here; see :meth:`Stage.objective_over`.
+        """
+        if isinstance(self.shift, str):
+            raise ValueError(
+                f"objective.shift {self.shift} is a rule; a stage's resolution makes it a number"
+            )
+        return self.shift
 
 
 class ObjectiveOverride(Section):
@@ -61,20 +100,24 @@ class ObjectiveOverride(Section):
     """As `objective.prediction_type`."""
     noise_schedule: Literal["scaled_linear", "linear"] | None = None
     """As `objective.noise_schedule`."""
-    timestep_sampling: Literal["uniform", "logit_normal", "mode"] | None = None
+    timestep_sampling: TimestepSampling | None = None
     """As `objective.timestep_sampling`."""
+    quasi_random: bool | None = None
+    """As `objective.quasi_random`."""
     logit_mean: float | None = None
     """As `objective.logit_mean`."""
     logit_std: Annotated[float, Field(gt=0)] | None = None
     """As `objective.logit_std`."""
     mode_scale: float | None = None
     """As `objective.mode_scale`."""
-    shift: Annotated[float, Field(gt=0)] | None = None
+    shift: Shift | None = None
     """As `objective.shift`."""
-    weighting_scheme: Literal["none", "min_snr"] | None = None
+    weighting_scheme: Weighting | None = None
     """As `objective.weighting_scheme`."""
     snr_gamma: Annotated[float, Field(gt=0)] | None = None
     """As `objective.snr_gamma`."""
+    p2_gamma: Annotated[float, Field(gt=0)] | None = None
+    """As `objective.p2_gamma`."""
     noise_offset: Annotated[float, Field(ge=0)] | None = None
     """As `objective.noise_offset`."""
     caption_dropout: Probability | None = None
@@ -85,20 +128,33 @@ class ObjectiveOverride(Section):
         return objective.model_copy(update=_changes(self))
 
 
-class Optimizer(Section):
-    """AdamW (Loshchilov and Hutter 2019), torch's implementation."""
+def _no_8bit(value: Any) -> Any:
+    if isinstance(value, str) and "8bit" in value.replace("_", ""):
+        raise ValueError(
+            "8-bit moments are not offered: bitsandbytes has no kernel for sharded parameters, and torchao's state is cut "
+            "by rank, so that a checkpoint would not be the same on another world size; use adamw or muon"
+        )
+    return value
 
-    name: Literal["adamw"] = "adamw"
-    """The only one so far."""
+
+class Optimizer(Section):
+    """AdamW (Loshchilov and Hutter 2019) or Muon (Jordan et al. 2024), by torch."""
+
+    name: Annotated[Literal["adamw", "muon"], BeforeValidator(_no_8bit)] = "adamw"
+    """muon: orthogonalised momentum for the matrices of the model's blocks, AdamW for everything else."""
     # Not strict: YAML has no tuples. The numbers inside stay strict.
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
-    """Decay rates of the gradient's first and second moment."""
+    """AdamW's decay rates of the gradient's first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of AdamW's second moment."""
+    momentum: Beta = 0.95
+    """Of muon."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Decoupled weight decay, times the learning rate; all parameters."""
+    """Decoupled weight decay, times the learning rate."""
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    """matrices: none on biases, norms and embeddings."""
     implementation: Literal["auto", "foreach", "fused"] = "auto"
-    """torch's kernels; auto: fused on GPU, foreach on CPU."""
+    """torch's kernels of AdamW; auto: fused on GPU, foreach on CPU."""
 
 
 class EMA(Section):
@@ -180,6 +236,13 @@ class Stage(Section):
     """Scale of the positional embedding in this stage (PixArt-Sigma: 0.5 at 256, 1 at 512, 2 at 1024)."""
     token_mask_ratio: Probability = 0.0
     """Share of image tokens masked in training (MicroDiT)."""
+
+    def objective_over(self, objective: Objective) -> Objective:
+        """The objective with this stage's changes, and its shift as a number."""
+        changed = self.objective.over(objective)
+        if not isinstance(changed.shift, str):
+            return changed
+        return changed.model_copy(update={"shift": shift_at(changed.shift, self.resolution)})
 
     @property
     def total_steps(self) -> int:

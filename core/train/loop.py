@@ -15,7 +15,7 @@ from isthmus.core.train.agreement import barrier, on_rank_0, shared
 from isthmus.core.train.control import BudgetWatch, Rhythm, Signals
 from isthmus.core.train.data import make_loader
 from isthmus.core.train.objective import Objective
-from isthmus.core.train.parallel import reset_optimizer
+from isthmus.core.train.optimizers import reset_optimizer
 from isthmus.core.train.phases import phase, start_tracing
 from isthmus.core.train.progress import Progress
 from isthmus.core.train.reading import ReadingLog
@@ -25,6 +25,7 @@ from isthmus.core.train.sources import epochs_left
 from isthmus.core.train.stage_model import StageModel
 from isthmus.core.train.stages import follow_plan, samples_before, with_stages_to_come
 from isthmus.core.train.step import Stepper, StepResult
+from isthmus.core.train.throughput import Throughput, shares
 from isthmus.core.train.validation import Interrupted, Validator
 from isthmus.errors import TrainingFailed
 from isthmus.storage.rundir import RunDirectory
@@ -69,8 +70,8 @@ class Loop:
         self.signals = signals
         self.lead = setup.engine.rank == 0
         self.stepper = Stepper(setup.engine, setup.ema, setup.inputs, setup.randomness)
-        self.validator = Validator(
         self.stage_model = StageModel(setup.recipe, setup.engine, setup.inputs, self.stepper)
+        self.validator = Validator(
             setup.recipe,
             setup.engine,
             setup.ema,
@@ -89,6 +90,8 @@ class Loop:
         self.ema_settings = self.recipe.ema
         self.reading: ReadingLog | None = None
         self._settled = False
+        on_gpu = self.engine.device.type == "cuda"
+        self.throughput = Throughput(self.recipe, self.engine.world_size, cuda=on_gpu and self.lead)
         self._rows = self.run.metrics("train", writer=f"attempt{setup.attempt}") if self.lead else None
         self._keys = (
             self.run.metrics(f"keys-rank{self.engine.rank}", writer=f"attempt{setup.attempt}")
@@ -221,12 +224,12 @@ class Loop:
         """Take up the stage of the next step; apply `on_enter` unless the checkpoint was already within it."""
         index = self.schedule.stage_at(self.state.step)
         self.stage = self.recipe.stages[index]
-        self.objective = Objective(self.stage.objective.over(self.recipe.objective), self.engine.device)
+        self.objective = Objective(self.stage.objective_over(self.recipe.objective), self.engine.device)
         self.ema_settings = self.stage.ema.over(self.recipe.ema)
+        self.stage_model.enter(index)
         if self.state.stage == index:
             return
         phase("stage-change", self.state.step)
-        self.stage_model.enter(index)
         if index > 0 and self.state.step == self.schedule.borders[index]:
             if self.stage.on_enter.optimizer == "reset":
                 reset_optimizer(self.engine.optimizer)
@@ -270,16 +273,17 @@ class Loop:
         if self._rows is None:
             return
         finite = result.applied
-        row = {
+        row: dict[str, Any] = {
             "step": state.step,
             "stage": state.stage,
             "loss": result.loss if finite else None,
             "grad_norm": result.grad_norm if finite else None,
             "learning_rate": self.schedule.learning_rate(state.step - 1),
             "samples": state.samples,
-            "samples_per_s": self.stage.global_batch_size / seconds,
+            **self.throughput.figures(self.stage, batch.latent_mean.shape, seconds),
             "step_s": seconds,
             "data_wait_s": waited,
+            "exposed_communication_s": result.exposed_s,
             "checkpoint_stall_s": self.saving.take_stall(),
             "bucket": batch.bucket,
             "skipped": not finite,
@@ -296,6 +300,7 @@ class Loop:
             loss=result.loss,
             samples_per_s=row["samples_per_s"],
             seconds=seconds,
+            shares=lambda: shares(row),
         )
 
     def _validation_missing(self) -> bool:

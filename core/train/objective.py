@@ -10,11 +10,22 @@ flow
     z_t = (1 - t) x + t n, predicts n - x (rectified flow; Esser et al. 2024, eq. 13 and the text below it).
 timestep shift (flow)
     t' = s t / (1 + (s - 1) t) (Esser et al. 2024, eq. 23).
-logit_normal
-    t = sigmoid(m + s n) (eq. 19); mode: t = 1 - u - s (cos^2(pi u / 2) - 1 + u) (eq. 20).
-min_snr
-    min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v_prediction, snr = a_t / (1 - a_t)
-    (Hang et al. 2023, section 3.4).
+    s may follow the resolution, see `isthmus.core.recipe.stages.shift_at`.
+timestep sampling
+    logit_normal: t = sigmoid(m + s n) (eq. 19); mode: t = 1 - u - s (cos^2(pi u / 2) - 1 + u) (eq. 20);
+    cosmap: t = 1 - 1 / (tan(pi u / 2) + 1) (eq. 21). What diffusers' training scripts call `weighting_scheme`
+    logit_normal and mode is this: they draw by these densities and weigh by 1.
+quasi_random
+    sample i of B draws u from stratum (i + k) mod B of B equal ones (stratified sampling; Kingma et al. 2021, appendix I.1);
+    n = Phi^-1(u) for logit_normal. See `isthmus.core.train.randomness`.
+weights, of the squared error of what is predicted, snr = a_t / (1 - a_t)
+    With w the weight of an error in x, an error in epsilon weighs w / snr and one in v w / (snr + 1).
+    min_snr: w = min(snr, gamma) (Hang et al. 2023, section 3.4);
+    soft_min_snr: w = snr gamma / (snr + gamma) (Crowson et al. 2024, section 4.3: 1 / (sigma^2 + 1 / gamma));
+    p2: w = snr / (1 + snr)^gamma, so 1 / (1 + snr)^gamma of epsilon (Choi et al. 2022, eq. 8, k = 1).
+    Of flow, by its time before the model sees it, as diffusers' `compute_loss_weighting_for_sd3` has them:
+    cosmap: 2 / (pi (1 - 2 t + 2 t^2)), the density of cosmap sampling (Esser et al. 2024, after eq. 21);
+    sigma_sqrt: 1 / t^2, with t at least 1/1000.
 noise offset
     n + o m with m a standard normal constant over each channel (Guttenberg 2023; SDXL trained with o = 0.05).
 latents
@@ -29,6 +40,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isthmus.core.recipe.checks_objective import WEIGHTS_OF
 from isthmus.core.recipe.stages import Objective as ObjectiveSettings
 from isthmus.core.train.randomness import Draws
 from isthmus.errors import UsageError
@@ -71,14 +83,19 @@ class Objective:
     def __init__(self, settings: ObjectiveSettings, device: torch.device | str = "cpu") -> None:
         self.settings = settings
         self.flow = settings.prediction_type == "flow"
-        if self.flow and settings.weighting_scheme == "min_snr":
+        kinds = WEIGHTS_OF.get(settings.weighting_scheme)
+        if kinds and settings.prediction_type not in kinds:
             raise UsageError(
-                "weighting_scheme min_snr is defined for epsilon and v_prediction, not for flow",
+                f"weighting_scheme {settings.weighting_scheme} is defined for {' and '.join(kinds)}, "
+                f"not for {settings.prediction_type}",
                 where="objective",
             )
-        if not self.flow and settings.shift != 1.0:
+        if self.flow:
+            self.shift = settings.flow_shift
+        elif settings.shift != 1.0:
             raise UsageError("shift is of flow; epsilon and v_prediction have none", where="objective")
         if not self.flow:
+            self.shift = 1.0
             self.alphas_cumprod = alphas_cumprod(settings.noise_schedule).to(device)
 
     def times(self, draws: Draws) -> Tensor:
@@ -89,13 +106,15 @@ class Objective:
         elif settings.timestep_sampling == "mode":
             u = draws.uniform
             time = 1 - u - settings.mode_scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
+        elif settings.timestep_sampling == "cosmap":
+            time = 1 - 1 / (torch.tan(math.pi * draws.uniform / 2) + 1)
         else:
             time = draws.uniform
         return self.shifted(time)
 
     def shifted(self, time: Tensor) -> Tensor:
         """Flow's timestep shift."""
-        shift = self.settings.shift
+        shift = self.shift
         return time if shift == 1.0 else shift * time / (1 + (shift - 1) * time)
 
     def noised(self, latents: Tensor, draws: Draws, time: Tensor | None = None) -> Noised:
@@ -109,7 +128,7 @@ class Objective:
                 noisy=torch.lerp(latents, noise, time.view(-1, 1, 1, 1)),
                 timestep=time * TIMESTEPS,
                 target=noise - latents,
-                weight=None,
+                weight=self._flow_weight(time),
             )
         index = (time * TIMESTEPS).long().clamp_(0, TIMESTEPS - 1)
         alpha = self.alphas_cumprod[index]
@@ -119,7 +138,7 @@ class Objective:
             noisy=signal * latents + spread * noise,
             timestep=index.float(),
             target=signal * noise - spread * latents if velocity else noise,
-            weight=self._min_snr(alpha) if self.settings.weighting_scheme == "min_snr" else None,
+            weight=self._snr_weight(alpha),
         )
 
     def losses(self, prediction: Tensor, noised: Noised) -> Tensor:
@@ -132,10 +151,25 @@ class Objective:
         share = self.settings.caption_dropout
         return None if share == 0 else draws.dropout < share
 
-    def _min_snr(self, alpha: Tensor) -> Tensor:
+    def _flow_weight(self, time: Tensor) -> Tensor | None:
+        if self.settings.weighting_scheme == "cosmap":
+            return 2 / (math.pi * (1 - 2 * time + 2 * time**2))
+        if self.settings.weighting_scheme == "sigma_sqrt":
+            return time.clamp(min=1 / TIMESTEPS) ** -2.0
+        return None
+
+    def _snr_weight(self, alpha: Tensor) -> Tensor | None:
+        settings = self.settings
         snr = alpha / (1 - alpha)
-        clipped = snr.clamp(max=self.settings.snr_gamma)
-        return clipped / (snr if self.settings.prediction_type == "epsilon" else snr + 1)
+        if settings.weighting_scheme == "min_snr":
+            weight = snr.clamp(max=settings.snr_gamma)
+        elif settings.weighting_scheme == "soft_min_snr":
+            weight = snr * settings.snr_gamma / (snr + settings.snr_gamma)
+        elif settings.weighting_scheme == "p2":
+            weight = snr / (1 + snr) ** settings.p2_gamma
+        else:
+            return None
+        return weight / (snr if settings.prediction_type == "epsilon" else snr + 1)
 
 
 def alphas_cumprod(schedule: str) -> Tensor:

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from isthmus.core.models.families import block_classes, blocks
 from isthmus.core.recipe.schema import Parallel
 from isthmus.core.recipe.stages import Optimizer as OptimizerSettings
+from isthmus.core.train.blocks import prefetch_blocks, recompute
+from isthmus.core.train.optimizers import make_optimizer, reset_optimizer
 from isthmus.core.train.weights import full, trained_parameters
 from isthmus.errors import TrainingFailed, UsageError
 
@@ -137,8 +139,9 @@ def prepare(
     rank, world_size = join_processes(cpu=cpu)
     sharded = parallel.strategy != "ddp"
     bf16 = parallel.precision == "bf16"
+    _set_determinism(parallel.deterministic)
     if parallel.activation_checkpointing:
-        _recompute_blocks(model)
+        recompute(model, every=2 if parallel.activation_checkpointing == "selective" else 1)
     if parallel.compile:
         backend = "inductor" if parallel.compile is True else parallel.compile
         for block in blocks(model):
@@ -157,7 +160,7 @@ def prepare(
         _force_sharding(accelerator, plugin, shard_size(parallel, world_size, local_world), world_size)
     if not sharded:
         model.to(accelerator.device)
-    optimizer = _optimizer(model, settings, cpu=cpu)
+    optimizer = make_optimizer(model, settings, cpu=cpu)
     prepared, wrapped = accelerator.prepare(model, optimizer)
     engine = Engine(
         accelerator=accelerator,
@@ -171,8 +174,21 @@ def prepare(
         compute_dtype=torch.bfloat16 if bf16 and sharded else torch.float32,
     )
     _check(engine, parallel)
-    _materialise(engine.optimizer)
+    if sharded:
+        prefetch_blocks(prepared)
+    reset_optimizer(engine.optimizer)
     return engine
+
+
+def _set_determinism(wanted: bool) -> None:
+    """torch's deterministic kernels for this process, or its usual ones."""
+    if wanted:
+        # cuBLAS reads it with its first product; without it, torch refuses products in this mode.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.deterministic = wanted
+    # cuDNN's search for the fastest kernel, off by default, may choose another one in each process.
+    torch.backends.cudnn.benchmark = False
 
 
 def _forget_accelerate() -> None:
@@ -221,48 +237,6 @@ def _force_sharding(accelerator: Any, plugin: Any, size: int, world_size: int) -
         accelerator.state.parallelism_config = mesh
         accelerator.state.device_mesh = mesh.get_device_mesh(accelerator.device.type)
         mesh._validate_accelerator(accelerator)
-
-
-def _recompute_blocks(model: nn.Module) -> None:
-    enable = getattr(model, "enable_gradient_checkpointing", None)
-    if enable is None:
-        raise UsageError(
-            f"{type(model).__name__} has no activation checkpointing",
-            where="parallel.activation_checkpointing",
-        )
-    enable()
-
-
-def _optimizer(model: nn.Module, settings: OptimizerSettings, *, cpu: bool) -> torch.optim.AdamW:
-    kernels = settings.implementation
-    if kernels == "auto":
-        kernels = "foreach" if cpu else "fused"
-    return torch.optim.AdamW(
-        [weight for weight in model.parameters() if weight.requires_grad],
-        lr=0.0,  # Set before every step by the stage's schedule.
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        foreach=kernels == "foreach",
-        fused=kernels == "fused",
-    )
-
-
-def _materialise(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer's state now, as its first step would, so that a checkpoint can be read into it."""
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            device = weight.device if group.get("fused") else torch.device("cpu")
-            optimizer.state[weight] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(weight, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(weight, memory_format=torch.preserve_format),
-            }
-
-
-def reset_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Forget the moments and step counts."""
-    _materialise(optimizer)
 
 
 def _check(engine: Engine, parallel: Parallel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 LINE_SECONDS = 10.0
@@ -29,8 +30,17 @@ class Progress:
         self._width = 0
         self._rate = 0.0
 
-    def step(self, step: int, *, stage: str, loss: float, samples_per_s: float, seconds: float) -> None:
-        """After global step `step` that took `seconds`."""
+    def step(
+        self,
+        step: int,
+        *,
+        stage: str,
+        loss: float,
+        samples_per_s: float,
+        seconds: float,
+        shares: Callable[[], str] = str,
+    ) -> None:
+        """After global step `step` that took `seconds`; `shares` says where the time goes, asked only when shown."""
         if self.quiet:
             return
         now = time.monotonic()
@@ -39,7 +49,8 @@ class Progress:
             return
         self._shown = now
         left = _duration((self.total - step) * self._rate)
-        figures = f"loss {loss:.4f}  {samples_per_s:.4g} samples/s  {left} left"
+        elsewhere = shares()
+        figures = f"loss {loss:.4f}  {samples_per_s:.4g} samples/s  {elsewhere + '  ' if elsewhere else ''}{left} left"
         if self.terminal:
             filled = 20 * step // max(1, self.total)
             bar = "█" * filled + "·" * (20 - filled)

@@ -84,9 +84,22 @@ class Randomness:
         self._generator = torch.Generator()
 
     def draws(
-        self, step: int, positions: Sequence[int], shape: tuple[int, int, int], purpose: int = TRAINING
+        self,
+        step: int,
+        positions: Sequence[int],
+        shape: tuple[int, int, int],
+        purpose: int = TRAINING,
+        *,
+        strata: int | None = None,
     ) -> Draws:
-        """Draws of the samples at `positions` of `step`'s global batch, for latents of `shape` [C, H, W]."""
+        """Draws of the samples at `positions` of `step`'s global batch, for latents of `shape` [C, H, W].
+
+        Args:
+            strata: the global batch size B, to spread `uniform` and `normal` evenly over it: position i draws from stratum
+                (i + k) mod B of B equal ones, k a step's own shift (stratified sampling, McKay et al. 1979; Kingma et al.
+                2021, appendix I.1, with one number a sample instead of one for all), and `normal` is the normal quantile
+                of that. Neither depends on how the batch is cut into ranks and micro-batches.
+        """
         channels, height, width = shape
         size = channels * height * width
         rows = len(positions)
@@ -99,6 +112,11 @@ class Randomness:
             generator.manual_seed(mix(key, position) >> 1)
             torch.randn(normals.shape[1], generator=generator, out=normals[row])
             torch.rand(2, generator=generator, out=uniforms[row])
+        if strata is not None:
+            stratum = (torch.tensor(positions) + mix(key, STRATA) % strata) % strata
+            even = (stratum + uniforms[:, 0].double()) / strata
+            uniforms[:, 0] = even.clamp(max=1 - 2**-24)  # float32 would round it up to 1
+            normals[:, -1] = torch.special.ndtri(even.clamp(2**-53, 1 - 2**-53))
         return Draws(
             posterior=normals[:, :size].view(rows, channels, height, width),
             noise=normals[:, size : 2 * size].view(rows, channels, height, width),

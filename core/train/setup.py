@@ -136,7 +136,7 @@ def _check(recipe: Recipe, world_size: int) -> None:
         for index, stage in enumerate(recipe.stages)
     }
     for index, stage in enumerate(recipe.stages):
-        Objective(stage.objective.over(recipe.objective))
+        Objective(stage.objective_over(recipe.objective))
         check_world_size(
             world_size,
             recipe.data.lanes,

@@ -129,6 +129,8 @@ class StepResult:
     """False: something was not finite, and weights, moments and average stayed as they were."""
     signals: list[float]
     """Sums over ranks of what was passed as `signals`."""
+    exposed_s: float | None = None
+    """This rank's exposed communication, see `throughput.py`; None with one rank."""
 
 
 class Stepper:
@@ -139,10 +141,10 @@ class Stepper:
         self.ema = ema
         self.inputs = inputs
         self.randomness = randomness
-        # Dropout layers draw from torch's global state, which is seeded for them alone.
-        self.has_dropout_layers = any(
         self.token_mask: TokenMask | None = None
         self._exposed = ExposedCommunication(engine.device, engine.world_size)
+        # Dropout layers draw from torch's global state, which is seeded for them alone.
+        self.has_dropout_layers = any(
             isinstance(module, torch.nn.Dropout) and module.p > 0 for module in engine.model.modules()
         )
 
@@ -150,7 +152,11 @@ class Stepper:
         """Draw for a batch, noise its latents and join its text."""
         engine = self.engine
         shape = batch.latent_mean.shape
-        draws = self.randomness.draws(batch.step, batch.positions.tolist(), (shape[1], shape[2], shape[3]))
+        # Every rank has equally many samples of a global batch.
+        strata = shape[0] * engine.world_size if objective.settings.quasi_random else None
+        draws = self.randomness.draws(
+            batch.step, batch.positions.tolist(), (shape[1], shape[2], shape[3]), strata=strata
+        )
         draws = draws.to(engine.device)
         latents = self.inputs.latents(batch, draws, engine.device)
         condition = self.inputs.condition(batch, engine.device, engine.compute_dtype)
@@ -172,15 +178,9 @@ class Stepper:
         if self.engine.sharded or self.engine.world_size == 1:
             return
         micro = self.prepare(batch, objective).rows(0, micro_batch_size)
-        torch.autograd.backward(objective.losses(self._predict(micro), micro.noised).sum())
+        torch.autograd.backward(self._losses(objective, micro).sum())
         self.engine.optimizer.zero_grad(set_to_none=True)
 
-    def _predict(self, samples: Prepared) -> torch.Tensor:
-        with self.engine.autocast():
-            return predict(
-                self.engine.model,
-                self.inputs.family,
-                samples.noised.noisy.to(self.engine.compute_dtype),
     def _losses(self, objective: Objective, samples: Prepared) -> torch.Tensor:
         noised, prediction = samples.noised, self._predict(samples)
         if samples.keep is not None:
@@ -188,15 +188,21 @@ class Stepper:
             noised, prediction = self.token_mask.under(noised, prediction, samples.keep)
         return objective.losses(prediction, noised)
 
+    def _predict(self, samples: Prepared) -> torch.Tensor:
+        with self.engine.autocast():
+            return predict(
+                self.engine.model,
+                self.inputs.family,
+                samples.noised.noisy.to(self.engine.compute_dtype),
                 samples.noised.timestep,
                 samples.condition,
+                samples.keep,
             )
 
     def step(
         self,
         batch: Batch,
         objective: Objective,
-                samples.keep,
         *,
         micro_batch_size: int,
         learning_rate: float,
@@ -219,13 +225,17 @@ class Stepper:
             stop = min(start + micro_batch_size, count)
             micro = prepared.rows(start, stop)
             with engine.accumulating(last=stop == count):
-                prediction = self._predict(micro)
-                loss = objective.losses(prediction, micro.noised).sum() / count
+                loss = self._losses(objective, micro).sum() / count
+                if stop == count:
+                    self._exposed.watch(loss)
                 torch.autograd.backward(loss)
             total += loss.detach()
+        self._exposed.mark()
         report = torch.tensor([0.0, *signals()]).to(engine.device, non_blocking=True)
         report[0] = total
+        self._exposed.mark()
         engine.all_reduce(report)
+        self._exposed.mark()
         norm = engine.clip(max_grad_norm)
         summed, *agreed, grad_norm = torch.cat([report, norm.reshape(1)]).tolist()
         mean = summed / engine.world_size
@@ -236,4 +246,4 @@ class Stepper:
             engine.optimizer.step()
             self.ema.step(batch.step + 1, ema)
         engine.optimizer.zero_grad(set_to_none=True)
-        return StepResult(mean, grad_norm, applied, agreed)
+        return StepResult(mean, grad_norm, applied, agreed, self._exposed.take())

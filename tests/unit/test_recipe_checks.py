@@ -111,7 +111,7 @@ REFUSED = [
     # the objective
     ("sdxl-progressive", ["objective.shift=3"], "objective.shift: is of prediction_type flow; it is epsilon"),
     ("sdxl-progressive", ["stages.0.objective.shift=3"], "stages[0].objective.shift: is of prediction_type flow"),
-    ("sdxl-progressive", ["objective.snr_gamma=5"], "objective.snr_gamma: is of weighting_scheme min_snr; it is none"),
+    ("sdxl-progressive", ["objective.snr_gamma=5"], "objective.snr_gamma: is of weighting_scheme min_snr and soft_min_snr; it is none"),
     (SMALL, ["objective.weighting_scheme=min_snr"], "objective.weighting_scheme: min_snr is defined for epsilon and"),
     (SMALL, ["objective.noise_schedule=linear"], "is of prediction_type epsilon and v_prediction; it is flow"),
     ("sdxl-progressive", ["objective.logit_std=1"], "objective.logit_std: is of timestep_sampling logit_normal; it is uniform"),
