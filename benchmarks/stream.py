@@ -183,7 +183,7 @@ def main() -> int:
     rows = 2048 if options.quick else options.rows
     chosen = wanted(options.only, options.skip_peers)
     folder = Path(tempfile.mkdtemp(prefix="isthmus-stream-", dir=options.folder))
-    machine = Machine(lock=options.lock, wait_s=options.wait, tries=3 if options.wait else 1)
+    machine = Machine(lock=options.lock, wait_s=options.wait, tries=2 if options.wait else 1)
     disk = Disk(machine, folder, options.cache, rows, options.repeats, BATCH, max(4 * rows, 40_960))
     try:
         found = measure(disk, chosen)

@@ -100,7 +100,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
         axis.tick_params(axis="y", length=0)
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.spines["left"].set_color("#9ca3af")
-        axis.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=TEXT)
+        axis.annotate(
+            title,
+            (0.01, 1.03),
+            xycoords=("figure fraction", "axes fraction"),
+            fontsize=9.5,
+            fontweight="bold",
+        )
     kilobytes = result["row_bytes"] / 1000
     machine = result["machine"]
     handles = [

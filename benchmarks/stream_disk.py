@@ -98,6 +98,7 @@ class Disk:
         at = int(0.9 * self.rows) // self.batch * self.batch
         saved = self._run(name, workers, "--samples", str(at), "--save", str(state))
         times: dict[str, list[float]] = {"cold": [], "resumed": []}
+        problems: dict[str, str] = {}
         if "error" in saved:
             self.errors[name, workers] = f"state: {saved['error']}"
             return
@@ -106,11 +107,15 @@ class Disk:
             for kind, more in kinds if turn % 2 == 0 else reversed(kinds):
                 found = self._run(name, workers, "--samples", str(self.batch), *more)
                 if "error" in found:
-                    self.errors[name, workers] = f"{kind}: {found['error']}"
+                    problems[kind] = found["error"]
                 else:
                     times[kind].append(found["first_batch_s"])
+        for kind in times:
+            if not times[kind]:
+                self.errors[name, workers] = f"{kind}: {problems[kind]}"
         self.starts[name, workers] = times
-        say(f"{label(name, workers)}: " + ", ".join(f"{k} {median(v):.3f} s" for k, v in times.items() if v))
+        found_times = [f"{kind} {median(values):.3f} s" for kind, values in times.items() if values]
+        say(f"{label(name, workers)}: {', '.join(found_times) or self.errors[name, workers]}")
 
     def rounds(self, names: Iterable[tuple[str, int]]) -> None:
         """Timed runs of several cases in turn, so that what the machine does falls on all of them."""

@@ -8,7 +8,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "mds": ("mosaicml-streaming==0.13.0",),
     "lit": ("litdata==0.2.76", "pyarrow>=26", "polars>=2.1"),
     "wds": ("webdataset==1.0.2",),
-    "hf": ("datasets==5.2.0", "torchdata==0.11.0"),
+    "hf": ("datasets==5.2.0", "torchdata==0.11.0", "requests", "aiohttp"),
     "clients": ("obstore", "s3fs", "boto3", "aiohttp", "numpy"),
     "chart": ("matplotlib",),
 }

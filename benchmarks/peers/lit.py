@@ -67,18 +67,21 @@ def open_reader(request: Request) -> Reader:
     """StreamingDataset with its shuffle (chunks, then rows within a chunk) and its DataLoader."""
     import litdata
 
-    parquet = request.case == "litdata_parquet"
     more: dict[str, Any] = {}
-    if parquet:
+    how: dict[str, Any] = {}
+    if request.case == "litdata_parquet":
         from litdata.streaming.item_loader import ParquetLoader
 
         more = {"item_loader": ParquetLoader(low_memory=True)}
+        how = {"collate_fn": _collate}
+        if request.workers:
+            how["multiprocessing_context"] = "spawn"  # polars does not survive a fork, and litData says so
     dataset = litdata.StreamingDataset(request.folder, shuffle=True, seed=rows.SEED, drop_last=False, **more)
     loader = litdata.StreamingDataLoader(
         dataset,
         batch_size=request.batch,
         num_workers=request.workers,
-        **({"collate_fn": _collate} if parquet else {}),
+        **how,
     )
     if request.state is not None:
         loader.load_state_dict(request.state)
