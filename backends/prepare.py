@@ -206,6 +206,8 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "data": recipe.data.model_copy(update={"sources": sources(recipe.data.sources)}),
         "run_directory": absolute(recipe.run_directory),
     }
+    if isinstance(recipe.model.init_from, str):
+        update["model"] = recipe.model.model_copy(update={"init_from": absolute(recipe.model.init_from)})
     if recipe.validation.sources:
         held_out = sources(recipe.validation.sources)
         update["validation"] = recipe.validation.model_copy(update={"sources": held_out})
@@ -218,6 +220,7 @@ def _with_paths_of(recipe: Recipe, resolved_text: str) -> Recipe:
     update: dict[str, Any] = {
         "data": recipe.data.model_copy(update={"sources": old.data.sources}),
         "run_directory": old.run_directory,
+        "model": recipe.model.model_copy(update={"init_from": old.model.init_from}),
     }
     if recipe.validation.sources:
         # Held-out data may change on a resume; the training data may not.

@@ -183,6 +183,12 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def config_comes_with_weights(model: Model) -> bool:
+    """Whether the configuration is that of the checkpoint in `init_from`, so known once that has been read."""
+    named = model.preset is not None or bool(model.config)
+    return model.init_from is not None and not named and model.family in CLASSES
+
+
 def model_config(model: Model) -> tuple[str, dict[str, Any]]:
     """The diffusers class and its arguments: the preset's, with the recipe's ``config`` over them.
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.core.models.presets import CLASSES, model_config
+from isthmus.core.models.presets import CLASSES, config_comes_with_weights, model_config
 from isthmus.errors import NotInstalled, UsageError
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class Profile:
 
 def profile(model: Model) -> Profile | None:
     """The stored profile of a recipe's model; None when its configuration is not among them."""
+    if model.family not in CLASSES or config_comes_with_weights(model):
+        return None
     class_name, config = model_config(model)
-    if class_name not in stored()["classes"]:
-        return None  # a team's own family
     wanted = {**arguments(class_name), **config}
     for found in stored()["profiles"].values():
         if found["class_name"] == class_name and {**arguments(class_name), **found["config"]} == wanted:
@@ -87,6 +87,9 @@ def measured_profile(
         raise UsageError(
             f"{model.family} is no family of isthmus; its figures are unknown", where="model.family"
         )
+    if config_comes_with_weights(model):
+        message = "the configuration comes with the weights, so the figures are unknown before the run"
+        raise UsageError(message, where="model.init_from", hint="name model.preset or model.config, too")
     known = profile(model)
     if known and known.factor == factor and set(resolutions) <= set(known.train_flops):
         return known

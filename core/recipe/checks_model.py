@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.core.models.presets import CLASSES, PRESETS, model_config
+from isthmus.core.models.presets import CLASSES, PRESETS, config_comes_with_weights, model_config
 from isthmus.core.models.profiles import PACKED, arguments, downsampling
 from isthmus.core.recipe.document import Path
 from isthmus.core.recipe.problems import Problem, closest
@@ -20,7 +20,7 @@ def check_model(recipe: Recipe) -> list[Problem]:
     """Problems of the model and its encoders. Those of text and resolution follow once the model itself is sound."""
     if recipe.model.family not in CLASSES:
         return [*_own_family(recipe), *_buckets(recipe, 1), *_encoders(recipe)]
-    if recipe.model.init_from is not None and recipe.model.preset is None and not recipe.model.config:
+    if config_comes_with_weights(recipe.model):
         # The configuration is read with the weights; the trainer checks the recipe against it.
         return [*_guidance(recipe, None), *_encoders(recipe)]
     problems = _configuration(recipe) or [

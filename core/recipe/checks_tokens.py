@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.core.models.presets import CLASSES, MASKABLE, model_config
+from isthmus.core.models.presets import CLASSES, MASKABLE, config_comes_with_weights, model_config
 from isthmus.core.models.profiles import arguments
 from isthmus.core.recipe.document import Path
 from isthmus.core.recipe.problems import Problem
@@ -50,7 +50,7 @@ def _scalable(recipe: Recipe) -> bool:
         return True
     if model.family != "sana":
         return False
-    if model.init_from is not None and model.preset is None and not model.config:
+    if config_comes_with_weights(model):
         return True  # known when the configuration has been read
     config: dict[str, Any] = {**arguments(CLASSES["sana"]), **model_config(model)[1]}
     return config["interpolation_scale"] is not None

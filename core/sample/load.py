@@ -214,9 +214,10 @@ def load_run(uri: str, *, step: int | None = None, device: str = "auto") -> Samp
     """
     from isthmus.core.recipe import parse_recipe
     from isthmus.core.train.checkpoint import read_state, read_weights
+    from isthmus.core.train.initial import recorded
 
     run = RunDirectory.open(uri)
-    recipe = parse_recipe(run.read_recipe(), filename=f"{run.uri}/recipe.yaml").recipe
+    recipe = recorded(parse_recipe(run.read_recipe(), filename=f"{run.uri}/recipe.yaml").recipe, run)
     committed = run.checkpoints()
     if not committed:
         raise UsageError(

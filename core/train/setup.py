@@ -22,6 +22,7 @@ from isthmus.core.train.checkpoint import Checkpoints
 from isthmus.core.train.control import spent_hours, usd_per_hour
 from isthmus.core.train.data import make_inputs
 from isthmus.core.train.ema import EMA
+from isthmus.core.train.initial import settled, start_weights
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.parallel import Engine, join_processes, prepare
 from isthmus.core.train.randomness import Randomness
@@ -84,7 +85,9 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         lambda: spent_hours(run.events("started"), run.read_metrics("train", all_attempts=True), attempt)
     )
 
+    recipe = settled(recipe, run)
     denoiser = build_denoiser(recipe.model, recipe.seed)
+    start_weights(denoiser, recipe, run)
     config = resolved_config(denoiser)
     inputs = make_inputs(recipe, sources, config)
     identity = Identity(_model_hash(denoiser, config), sources.fingerprints, recipe.version)

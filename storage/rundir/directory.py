@@ -1,6 +1,7 @@
 """A run's directory and its layout::
 
 recipe.yaml                resolved, as trained
+model.json                 the model's configuration, where it came with `init_from`
 run.json                   id, backend, git, packages, fingerprints, ...
 lease/0001.json ...        who may write; the newest counts
 plan/0001.json ...         the plan's segments, append-only
