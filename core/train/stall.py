@@ -75,7 +75,7 @@ class Stall:
     """That training hangs, and why."""
 
     kind: str
-    """`silent`, `network`, or the phase of the ranks to blame."""
+    """`silent`, `network`, `alone` (no other rank can be reached), or the phase of the ranks to blame."""
     ranks: tuple[int, ...]
     """To blame; empty when all wait for each other."""
     cause: str

@@ -18,11 +18,13 @@ import json
 import logging
 import os
 import platform
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -31,7 +33,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from isthmus.core.outcome import FOLDER_VARIABLE, write_outcome
+from isthmus.core.telemetry.deaths import last_place
 from isthmus.core.train.stall import PATIENCE, STARTING, Position, Stall, judge, report
+from isthmus.storage.rundir.process import ProcessId
 
 STORE_S = 10.0
 """How long one call to the store may take."""
@@ -106,10 +110,12 @@ class Watchdog:
 
     def start(self) -> None:
         """Begins to watch."""
-        folder = os.environ.get(FOLDER_VARIABLE)
-        if folder:
+        folder = _folder()
+        if folder is not None:
             with contextlib.suppress(OSError):
-                self._stacks = (Path(folder) / f"stack-rank{self.rank}.txt").open("a")
+                self._stacks = (folder / f"stack-rank{self.rank}.txt").open("a")
+                # Runs without Python's lock, so it answers even where this class cannot.
+                faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -129,9 +135,12 @@ class Watchdog:
             self._store.set("news", "1")
 
     def heard(self) -> dict[str, Any] | None:
-        """The last words of a rank that failed first, if there are any by now."""
+        """The last words of a rank that failed first, if there are any by now. For a rank that has lost its peers:
+        where they end because training hangs, it waits for its own watchdog to do the same."""
         if self.told is None and self._store is not None:
             with contextlib.suppress(RuntimeError, ValueError):
+                if self._store.check(["end"]) and threading.current_thread() is not self._thread:
+                    self._thread.join(timeout=_WRITING_S)
                 if self._store.check(["dead"]):
                     self.told = json.loads(self._store.get("dead"))
         return self.told
@@ -170,7 +179,7 @@ class Watchdog:
         elif now - self._since > limit + 2 * STORE_S:
             position = self._position()
             cause = f"rank {self.rank} made no progress for {position.age:.0f} s and reaches no other rank"
-            self._publish(Stall("silent", (), cause), [position])
+            self._publish(Stall("alone", (), cause), [position])
             self._end({"cause": cause, "rank": None})
 
     def _hear(self) -> None:
@@ -217,13 +226,36 @@ class Watchdog:
         stall = judge(positions)
         if stall is None:
             return
+        if stall.kind == "silent":
+            stall = self._with_places(stall)
         where = self._publish(stall, positions)
         print(f"error: {stall.cause}" + (f"; see {where}" if where else ""), file=sys.stderr, flush=True)
-        verdict = {"cause": stall.cause, "rank": stall.ranks[0] if stall.ranks else None}
+        silent = list(stall.ranks) if stall.kind == "silent" else []
+        verdict = {"cause": stall.cause, "rank": stall.ranks[0] if stall.ranks else None, "silent": silent}
         if self._store is not None:
             self._store.set("end", json.dumps(verdict))
             self._store.set("news", "1")
         self._end(verdict)
+
+    def _with_places(self, stall: Stall) -> Stall:
+        """What the fault handlers of silent ranks on this machine can still say of where they are."""
+        folder = _folder()
+        if folder is None or not self._signal(stall.ranks, signal.SIGUSR1):
+            return stall
+        time.sleep(1.0)
+        places = [place for rank in stall.ranks if (place := last_place(folder / f"stack-rank{rank}.txt"))]
+        return replace(stall, cause=f"{stall.cause}; last in {places[0]}") if places else stall
+
+    def _signal(self, ranks: Sequence[int], number: signal.Signals) -> bool:
+        """Sends a signal to those ranks that run on this machine; returns whether there are any."""
+        sent, folder = False, _folder()
+        for rank in ranks if folder is not None else ():
+            with contextlib.suppress(OSError, ValueError):
+                process = ProcessId.from_json(json.loads((folder / f"rank{rank}.pid").read_text()))
+                if rank != self.rank and process.is_alive():
+                    os.kill(process.pid, number)
+                    sent = True
+        return sent
 
     def _publish(self, stall: Stall, positions: list[Position | None]) -> str | None:
         """Writes report and event, in a thread that may be left behind."""
@@ -242,6 +274,8 @@ class Watchdog:
 
     def _end(self, verdict: dict[str, Any]) -> NoReturn:
         write_outcome("preempted", cause=verdict["cause"], culprit=verdict["rank"], decisive=True)
+        # They cannot end by themselves, and torchrun would give them half a minute.
+        self._signal(verdict.get("silent", ()), signal.SIGKILL)
         self._finish()
 
     def _finish(self) -> NoReturn:
@@ -252,10 +286,10 @@ class Watchdog:
 
     def _dump_exchanges(self) -> None:
         """What torch's flight recorder holds of the last collectives, for `torchfrtrace`; the worker keeps it."""
-        folder = os.environ.get(FOLDER_VARIABLE)
-        if folder:
+        folder = _folder()
+        if folder is not None:
             trace: bytes = torch._C._distributed_c10d._dump_fr_trace()  # type: ignore[attr-defined]
-            (Path(folder) / f"flight_{self.rank}").write_bytes(trace)
+            (folder / f"flight_{self.rank}").write_bytes(trace)
 
     def _position(self) -> Position:
         beat = self.beat
@@ -307,6 +341,12 @@ def connect_store() -> Any:
     )
     store.set_timeout(datetime.timedelta(seconds=STORE_S))
     return dist.PrefixStore("isthmus/alive", store)
+
+
+def _folder() -> Path | None:
+    """Where ranks leave their last words for the worker; None without one."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder) if folder else None
 
 
 def _quietly(work: Callable[[], Any]) -> None:
