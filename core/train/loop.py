@@ -86,7 +86,7 @@ class Loop:
         self.progress = Progress(self.schedule.total_steps, quiet=not self.lead)
         self.thresholds = Thresholds(Monitor(data_wait=self.recipe.monitor.data_wait))
         self.stage: Stage = self.recipe.stages[0]
-        self.objective = Objective(self.recipe.objective, self.engine.device)
+        self.objective = Objective(self.stage.objective_over(self.recipe.objective), self.engine.device)
         self.ema_settings = self.recipe.ema
         self.reading: ReadingLog | None = None
         self._settled = False

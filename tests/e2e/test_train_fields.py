@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -14,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from training import MODELS, PROMPTS, make_latents, recipe_data, rows, weights
+from in_process import EPSILON, run
+from training import MODELS, PROMPTS, make_latents, recipe_data, rows
 
 from isthmus.core.models.families import build_from_config
 from isthmus.core.recipe import parse_recipe, resolve
@@ -22,7 +22,7 @@ from isthmus.core.recipe.schema import Parallel
 from isthmus.core.recipe.stages import Optimizer
 from isthmus.core.train import loop
 from isthmus.core.train.data import make_loader
-from isthmus.core.train.loop import NONFINITE_LIMIT, train
+from isthmus.core.train.loop import NONFINITE_LIMIT
 from isthmus.core.train.parallel import prepare, shard_size
 from isthmus.core.train.sources import open_sources
 from isthmus.core.train.step import Stepper
@@ -30,44 +30,12 @@ from isthmus.errors import CorruptShard, IsthmusError, StorageError, TrainingFai
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.stream import Loader, Plan, Segment
 
-EPSILON = {"objective__prediction_type": "epsilon", "objective__timestep_sampling": "uniform"}
 TWO = {"stages": [
     {"name": "a", "resolution": 16, "steps": 2, "global_batch_size": 8, "micro_batch_size": 4, "learning_rate": 1e-2},
     {"name": "b", "resolution": 32, "steps": 2, "global_batch_size": 8, "micro_batch_size": 4, "learning_rate": 1e-2},
 ]}  # fmt: skip
 GRID = {"validation": {"prompts": PROMPTS, "every": 2, "sampling_steps": 3}}
 LOSS = {"validation": {"loss_by_timestep": True, "every": 2, "samples": 8, "timestep_bins": 2}}
-
-
-def run(tmp_path: Path, data: str, name: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Train in this process, and everything that came of it."""
-    base = {"stages__0__steps": 4, "parallel__strategy": "ddp", "compute__gpus_per_node": 1}
-    base["stages__0__lr_warmup_steps"] = 1
-    if "stages" in changes:
-        base = {key: value for key, value in base.items() if not key.startswith("stages")}
-    text = json.dumps(recipe_data(data, **(base | changes)))
-    recipe = resolve(parse_recipe(text, filename=name).recipe, "local")
-    place = tmp_path / name
-    ending = train(recipe, RunDirectory(place), cpu=True)
-    found = rows(place)
-    validation = rows(place, "validation")
-    digest = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(place.glob("samples/*"))
-    }
-    return {
-        "ending": ending,
-        "losses": [row["loss"] for row in found],
-        "norms": [row["grad_norm"] for row in found],
-        "rates": [row["learning_rate"] for row in found],
-        "samples": [row["samples"] for row in found],
-        "stages": [row["stage"] for row in found],
-        "model": weights(place, "model"),
-        "ema": weights(place, "ema"),
-        "checkpoints": RunDirectory(place).checkpoints(),
-        "validation": [(row["step"], row["loss"], row["held_out"]) for row in validation],
-        "bins": [len(row["bins"]) for row in validation],
-        "grids": digest,
-    }
 
 
 CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
