@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from isthmus.core.recipe.schema import Monitor, Recipe
+from isthmus.core.telemetry.disk import DiskWatch, LowDisk, newest_checkpoint_bytes, watched_places
 from isthmus.core.telemetry.expected import expected_fabric
 from isthmus.core.telemetry.probe import SystemProbe
 from isthmus.core.telemetry.thresholds import Alarm, Thresholds
@@ -58,16 +59,20 @@ def watch(
     )
     thresholds = Thresholds(monitor, node=node_rank, expected_fabric=expected, warm_up=warm_up)
     probe = probe or SystemProbe()
+    disks = _disks(run, recipe, node_rank)
     writer = run.metrics(f"system-node{node_rank}", writer=f"attempt{attempt}")
-    pending: list[Alarm] = []  # an alarm is told, even when the store refuses at first
+    pending: list[Alarm | LowDisk] = []  # an alarm is told, even when the store refuses at first
     stopped = False
     while not stopped:
         try:
             row = probe.sample()
             pending += thresholds.observe(row)
+            pending += disks.observe() if disks is not None else []
             while pending:
-                run.event(pending[0].event_type, **pending[0].event_fields())
-                _log.warning("%s", pending.pop(0).message)
+                fields = pending[0].event_fields()
+                run.event(pending[0].event_type, **fields)
+                pending.pop(0)
+                _log.warning("%s", fields["message"])
             writer.write({**row, "attempt": attempt})
             stopped = stop_event.wait(interval)
             if stopped:
@@ -76,6 +81,17 @@ def watch(
             # Whatever it is, a node's own measurements are not worth a training run.
             _log.warning("system metrics of node %d: a row is lost", node_rank, exc_info=True)
             stopped = stopped or stop_event.wait(interval)
+
+
+def _disks(run: RunDirectory, recipe: Recipe | None, node_rank: int) -> DiskWatch | None:
+    if recipe is None:
+        return None
+    return DiskWatch(
+        watched_places(recipe, run),
+        recipe.watchdog.disk_free,
+        node=node_rank,
+        checkpoint_bytes=lambda: newest_checkpoint_bytes(run),
+    )
 
 
 class FabricExpectation:

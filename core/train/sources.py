@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 from isthmus.core.recipe.schema import Recipe, Source
+from isthmus.core.telemetry.disk import cache_folder
 from isthmus.errors import DatasetMismatch, UsageError
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.retry import RetryPolicy
@@ -73,7 +71,7 @@ def make_access(
         Access(
             dataset,
             data.access,
-            cache_dir=cache_folder(recipe),
+            cache_dir=cache_folder(recipe.data),
             cache_limit=data.cache_limit,
             policy=policy,
             counters=counters,
@@ -95,12 +93,6 @@ def epochs_left(recipe: Recipe, sources: Sources, step: int) -> float:
         samples += max(0, stage.total_steps - max(0, step - first)) * stage.global_batch_size
         first += stage.total_steps
     return float(samples / rows)
-
-
-def cache_folder(recipe: Recipe) -> Path:
-    """Where a node keeps copies of shards when `data.access` is download."""
-    chosen = recipe.data.cache_directory or os.environ.get("ISTHMUS_CACHE_DIR")
-    return Path(chosen).expanduser() if chosen else Path(tempfile.gettempdir()) / "isthmus-data"
 
 
 def roots(source: Source) -> list[str]:
