@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from isthmus.core.train.agreement import is_shared, lost_peer, rank, shared
     from isthmus.core.train.control import Signals
     from isthmus.core.train.loop import train
+    from isthmus.core.train.trackers import end_even_if_stuck
     from isthmus.errors import IsthmusError
     from isthmus.storage.rundir import RunDirectory
 
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise shared(error) from None
             ending = train(recipe, RunDirectory(options.run), signals=signals)
     except IsthmusError as error:
-        write_outcome("failed", cause=str(error), exit_code=error.exit_code)
+        culprit = vars(error).get("culprit")
+        write_outcome("failed", cause=str(error), exit_code=error.exit_code, culprit=culprit)
         if debug:
             raise
         if rank() == 0 or not is_shared(error):
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {cause}", file=sys.stderr, flush=True)
         return 1
     write_outcome(ending)
+    end_even_if_stuck(EXIT_CODES[ending])
     return EXIT_CODES[ending]
 
 

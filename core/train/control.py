@@ -118,6 +118,14 @@ def spent_hours(
     return sum(last[number] - first[number] for number in first) / 3600
 
 
+def stop_requested(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether somebody asked the newest attempt to stop, rather than its machine being taken away."""
+    for event in reversed(events):
+        if event["type"] in ("stop-requested", "started"):
+            return bool(event["type"] == "stop-requested")
+    return False
+
+
 def usd_per_hour() -> float | None:
     """What the launcher says the cluster costs."""
     try:

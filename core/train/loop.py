@@ -12,18 +12,21 @@ from isthmus.core.recipe.schema import Monitor, Recipe
 from isthmus.core.recipe.stages import Stage
 from isthmus.core.telemetry.thresholds import Thresholds
 from isthmus.core.train.agreement import barrier, on_rank_0, shared
-from isthmus.core.train.control import BudgetWatch, Rhythm, Signals
+from isthmus.core.train.alive import Alive
+from isthmus.core.train.control import BudgetWatch, Rhythm, Signals, stop_requested
 from isthmus.core.train.data import make_loader
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.optimizers import reset_optimizer
 from isthmus.core.train.phases import phase, start_tracing
 from isthmus.core.train.progress import Progress
 from isthmus.core.train.reading import ReadingLog
+from isthmus.core.train.rewind import GoBack, answer, go_back
 from isthmus.core.train.saving import Saving
 from isthmus.core.train.setup import Setup, set_up
 from isthmus.core.train.sources import epochs_left
 from isthmus.core.train.stage_model import StageModel
 from isthmus.core.train.stages import follow_plan, samples_before, with_stages_to_come
+from isthmus.core.train.stall import CHECKPOINT, COMPUTE, DATA, ENDING, REDUCE, STARTING, VALIDATION
 from isthmus.core.train.step import Stepper, StepResult
 from isthmus.core.train.throughput import Throughput, shares
 from isthmus.core.train.validation import Interrupted, Validator
@@ -32,10 +35,6 @@ from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.stream.loader import Loader
 
 Ending = Literal["finished", "preempted", "stopped"]
-
-NONFINITE_LIMIT = 100
-"""Steps in a row without a finite loss and gradient norm, after which training has failed: single ones are noise
-of bf16 and bad samples, a hundred are a diverged model that no skipping brings back."""
 
 
 def train(
@@ -52,15 +51,18 @@ def train(
     Returns:
         How it ended, the same on all ranks.
     """
-    ending = Loop(set_up(recipe, run, cpu=cpu), signals or Signals()).train()
-    barrier()
+    with Alive(recipe, run) as alive:
+        ending = Loop(set_up(recipe, run, cpu=cpu), signals or Signals(), alive).train()
+        barrier()
     return ending
 
 
 class Loop:
     """Trains from the state in `setup` to the end of the schedule, or until told to end."""
 
-    def __init__(self, setup: Setup, signals: Signals) -> None:
+    def __init__(self, setup: Setup, signals: Signals, alive: Alive | None = None) -> None:
+        self.alive = (alive or Alive(setup.recipe, setup.run)).attach(setup)
+        self.beat = self.alive.beat
         self.setup = setup
         self.recipe = setup.recipe
         self.run = setup.run
@@ -79,7 +81,7 @@ class Loop:
             setup.randomness,
             setup.sources,
             setup.held_out,
-            lambda: signals.received is not None,
+            self._interrupts_validation,
         )
         self.validation_rhythm = Rhythm(self.recipe.validation.every)
         self.budget = BudgetWatch(self.recipe.budget, setup.spent_hours, setup.usd_per_hour)
@@ -118,7 +120,14 @@ class Loop:
         try:
             if self.setup.resumed and self._validation_missing():
                 self._validate()
-            ending = self._steps(loader)
+            while True:
+                try:
+                    ending = self._steps(loader)
+                    break
+                except GoBack as back:
+                    loader.close()
+                    loader = self._go_back(back)
+            self.beat.phase = ENDING
             if self.reading is not None:
                 self.reading.record(self.state.step)
             return ending
@@ -156,13 +165,26 @@ class Loop:
             followed,
             attempt=self.setup.attempt,
             step=self.state.step,
+            alive=self.alive,
         )
+        self.alive.reads(loader)
         return loader
+
+    def _go_back(self, back: GoBack) -> Loader:
+        """Take up the state from before a loss spike; returns the loader of what comes instead."""
+        self.beat.phase = CHECKPOINT
+        self.saving.land()
+        self.state = go_back(back, self.setup)
+        self.saving.saved_step = self.state.step
+        self.alive.watch_losses(self.state)
+        if self.reading is not None:
+            self.reading.close()
+        return self.begin()
 
     def close(self) -> None:
         """Write out the metrics and leave the progress bar."""
         self.saving.close()
-        for writer in (self._rows, self._keys, self.reading):
+        for writer in (self._rows, self._keys, self.reading, self.alive):
             if writer is not None:
                 writer.close()
         self.progress.close()
@@ -175,7 +197,7 @@ class Loop:
             told, checkpoint_due, validation_due, over_budget = self.advance(batches)
             step, last = self.state.step, self.state.step == self.schedule.total_steps
             if last or told or over_budget or checkpoint_due or self.saving.rhythm.due(step):
-                self.saving.save(self.state, last=bool(last or told or over_budget), told=bool(told))
+                self._save(last=bool(last or told or over_budget), told=bool(told))
             if not (told or over_budget) and (last or validation_due or self.validation_rhythm.due(step)):
                 self._validate()
             if (told or over_budget) and not last:
@@ -185,11 +207,14 @@ class Loop:
     def advance(self, batches: Iterator[Any]) -> list[bool]:
         """Do one step with the next batch and record it; returns what ranks told each other, see `_signals`."""
         started = time.perf_counter()
+        beat, beat.step, beat.phase = self.beat, self.state.step + 1, DATA
         batch = next(batches)
         waited = time.perf_counter() - started
+        beat.phase = COMPUTE if self._settled else STARTING
         if not self._settled:
             self.stepper.settle(batch, self.objective, self.stage.micro_batch_size)
             self._settled = True
+        self.alive.timing(True)
         result = self.stepper.step(
             batch,
             self.objective,
@@ -200,16 +225,22 @@ class Loop:
             signals=self._signals,
         )
         self._count(result)
-        self._record(batch, result, waited, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.alive.stepped(result, stage=self.state.stage, seconds=seconds, data=waited)
+        self._record(batch, result, waited, seconds)
         *told, save_failed, reading_due = [value > 0 for value in result.signals]
         self.saving.check(save_failed)
         if reading_due and self.reading is not None:
             self.reading.record(self.state.step)
+        spike = self.alive.spike(self.state.step, result)
+        if spike is not None and (back := answer(spike, self.recipe, self.run)) is not None:
+            raise back
         return told
 
     def _signals(self) -> list[float]:
         """What ranks tell each other along with the loss: asked to end; and by rank 0's clock, what is due."""
         lead = self.lead
+        self.beat.phase = REDUCE
         checkpoint_due, save_failed = self.saving.signals_of_rank()
         return [
             float(self.signals.received is not None),
@@ -251,7 +282,7 @@ class Loop:
             skipped=state.skipped + (not result.applied),
             skipped_in_a_row=in_a_row,
         )
-        if in_a_row >= NONFINITE_LIMIT:
+        if in_a_row >= self.recipe.watchdog.nonfinite_steps:
             error = TrainingFailed(
                 f"{in_a_row} steps in a row had a loss or gradient that was not finite, up to step {state.step + 1}",
                 hint="lower the learning rate, lengthen the warm-up, or look at the data of these steps",
@@ -291,6 +322,7 @@ class Loop:
             "time": time.time(),
         }
         self._rows.write(row)
+        self.alive.row("train", row)
         for alarm in self.thresholds.observe(row):
             cause = self.reading.cause(alarm.for_s) if self.reading and not alarm.over else None
             self.run.event(alarm.event_type, **replace(alarm, cause=cause).event_fields())
@@ -317,7 +349,17 @@ class Loop:
 
         return on_rank_0(missing)
 
+    def _save(self, *, last: bool, told: bool) -> None:
+        self.beat.phase = CHECKPOINT
+        self.saving.save(self.alive.before_checkpoint(self.state), last=last, told=told)
+
+    def _interrupts_validation(self) -> bool:
+        self.beat.ticks += 1
+        return self.signals.received is not None
+
     def _validate(self) -> None:
+        self.beat.phase = VALIDATION
+        self.alive.timing(False)
         settings, stage = self.recipe.validation, self.state.stage
         step = self.state.step
         phase("validating", step)
@@ -326,7 +368,9 @@ class Loop:
             row = self.validator.loss(stage, self.objective, bins)
             if self.lead:
                 with self.run.metrics("validation", writer=f"attempt{self.setup.attempt}") as writer:
-                    writer.write({"step": step, **row, "attempt": self.setup.attempt, "time": time.time()})
+                    row |= {"step": step, "attempt": self.setup.attempt, "time": time.time()}
+                    writer.write(row)
+                    self.alive.row("validation", row)
             kind = "held-out" if row["held_out"] else "training"
             self.progress.say(f"validation at step {step}: loss {row['loss']:.4f} over {kind} samples")
         prompts = self.stage.validation.prompts or settings.prompts
@@ -335,11 +379,12 @@ class Loop:
             picture = self.validator.grid(stage, self.objective, prompts, title)
             if picture is not None:
                 self.run.write_file(f"samples/step-{step:08d}.png", picture)
+                self.alive.picture(step, picture)
         self.validation_rhythm.done()
 
     def _leave(self, *, over_budget: bool) -> Ending:
         """Checkpoint and say why training ends before its end."""
-        self.saving.save(self.state, last=True, told=not over_budget)
+        self._save(last=True, told=not over_budget)
         reason = self.budget.reached() if self.lead and over_budget else None
 
         def ending() -> Ending:
@@ -347,15 +392,6 @@ class Loop:
                 self.run.event("stop-requested", by="budget", reason=reason)
                 self.progress.say(reason)
                 return "stopped"
-            return "stopped" if self._stop_requested() else "preempted"
+            return "stopped" if stop_requested(self.run.events()) else "preempted"
 
         return on_rank_0(ending)
-
-    def _stop_requested(self) -> bool:
-        """Whether somebody asked this attempt to stop, rather than its machine being taken away."""
-        for event in reversed(self.run.events()):
-            if event["type"] == "stop-requested":
-                return True
-            if event["type"] == "started":
-                return False
-        return False

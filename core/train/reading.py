@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from isthmus.core.recipe.schema import Recipe
-from isthmus.core.telemetry.reading import ReadingMeter
+from isthmus.core.telemetry.reading import INTERVAL_S, ReadingMeter
+from isthmus.core.train.alive import Alive
 from isthmus.core.train.describing import make_describer
 from isthmus.core.train.parallel import Engine
 from isthmus.core.train.sources import Sources
@@ -25,6 +26,7 @@ class ReadingLog:
         loader: this rank's.
         plan: that it follows.
         step: steps that were done before.
+        alive: whose parts of steps ride along.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class ReadingLog:
         *,
         attempt: int,
         step: int,
+        alive: Alive | None = None,
     ) -> None:
-        self._step = step
+        self._step, self._alive = step, alive
         self._engine, self._attempt, self._sources = engine, attempt, sources
         watched, depth = recipe.monitor.data_wait, recipe.data.read_depth
         self._fixed_depth = depth if isinstance(depth, int) else None
@@ -48,6 +51,7 @@ class ReadingLog:
             rank=engine.rank,
             world_size=engine.world_size,
             history_s=watched.for_ if watched else 0.0,
+            interval=INTERVAL_S if alive is None else alive.interval,
         )
         lead = engine.rank == 0
         self._writer = run.metrics("data", writer=f"attempt{attempt}") if lead else None
@@ -64,11 +68,15 @@ class ReadingLog:
         if step == self._step:
             return
         self._step = step
-        mine = torch.tensor(self._meter.take(), dtype=torch.float64, device=self._engine.device)
+        figures = self._meter.take()
+        parts = [] if self._alive is None else self._alive.take_parts()
+        mine = torch.tensor([*figures, *parts], dtype=torch.float64, device=self._engine.device)
         summed = self._engine.all_reduce(mine).tolist()
         if self._writer is None:
             return
-        row: dict[str, Any] = {"step": step, **self._meter.row(summed)}
+        row: dict[str, Any] = {"step": step, **self._meter.row(summed[: len(figures)])}
+        if self._alive is not None:
+            self._alive.judge_parts(step, row["seconds"], summed[len(figures) :])
         if self._describer is not None and step > 0:
             shares = self._describer.mix(0, step).shares
             uris = [dataset.uri for dataset in self._sources.datasets]

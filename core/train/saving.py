@@ -101,6 +101,10 @@ class Saving:
         finally:
             self._stall_s += time.perf_counter() - started
 
+    def land(self) -> None:
+        """Wait for the checkpoint in flight. Raises what it failed of, on all ranks."""
+        self._land(None)
+
     def take_stall(self) -> float:
         """Seconds that training stood still for checkpoints since this was last asked."""
         stall, self._stall_s = self._stall_s, 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import importlib.metadata
 import json
@@ -30,6 +31,7 @@ from isthmus.core.train.resuming import changes, check_same_recipe, stages_of
 from isthmus.core.train.sources import Sources, open_sources
 from isthmus.core.train.stages import Schedule
 from isthmus.core.train.step import Inputs
+from isthmus.core.train.trackers import check_installed
 from isthmus.core.train.trainer_state import CHANGED_DATA_HINT, Identity, TrainerState
 from isthmus.core.train.validation import check_prompts
 from isthmus.errors import DatasetMismatch
@@ -73,7 +75,8 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         CheckpointError: no checkpoint verifies, or it is of another model.
     """
     cpu = recipe.compute.gpu == "none" or not torch.cuda.is_available() if cpu is None else cpu
-    _, world_size = join_processes(cpu=cpu)
+    timeout = recipe.watchdog.collective_timeout_s(recipe.data.wait_limit)
+    _, world_size = join_processes(cpu=cpu, timeout=datetime.timedelta(seconds=timeout))
     check_same_recipe(recipe)
     # Everything a user can get wrong is checked on rank 0 first, so that it is said once.
     on_rank_0(lambda: _check(recipe, world_size))
@@ -134,6 +137,7 @@ def _open(recipe: Recipe, sources: list[Source]) -> Sources:
 
 
 def _check(recipe: Recipe, world_size: int) -> None:
+    check_installed(recipe.trackers)
     batches = {
         f"stages.{index}.global_batch_size": stage.global_batch_size
         for index, stage in enumerate(recipe.stages)

@@ -87,7 +87,14 @@ def follow_plan(run: PlanStore, schedule: Schedule, step: int) -> Plan:
         (schedule.borders[index], index, following.global_batch_size)
         for index, following in enumerate(schedule.stages)
     }
-    as_expected = all((s.first_step, s.stage, s.global_batch_size) in expected for s in later)
+    # A segment that leaves samples out (a loss spike was undone) begins anywhere within its stage.
+    as_expected = all(
+        (s.first_step, s.stage, s.global_batch_size) in expected
+        or (
+            s.skipped and s.stage == schedule.stage_at(s.first_step) == stage and s.global_batch_size == batch
+        )
+        for s in later
+    )
     if (current.stage, current.global_batch_size) == (stage, batch) and as_expected:
         return plan
     needed = plan.next_segment(step, stage=stage, global_batch_size=batch)

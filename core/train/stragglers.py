@@ -1,8 +1,8 @@
 """Finds the rank that makes the others wait, while all still make progress.
 
 Every rank needs the same step time, since all wait for the slowest; what differs is where it goes. Three parts of it
-hold no waiting for others, and are compared: the wait for data; the rank's own time, which is the step without data,
-checkpoint and exposed communication (`throughput.py`); and the forward pass of one block, timed on the device. The last
+hold no waiting for others, and are compared: the wait for data; the rank's own time, which is the step without
+data and exposed communication (`throughput.py`); and the forward pass of one block, timed on the device. The last
 is there for fsdp and hsdp, whose gathers of weights make ranks wait inside the passes, where no clock on the host can
 tell; within a block there is no exchange.
 
@@ -94,12 +94,12 @@ class StragglerMeter:
         self._sums = {"data": 0.0, "own": 0.0, "wait": 0.0}
         self._steps = 0
 
-    def add(self, *, seconds: float, data: float, wait: float, checkpoint: float) -> None:
-        """A step of `seconds`, of which so much went to data, to waiting for others and to a checkpoint."""
+    def add(self, *, seconds: float, data: float, wait: float) -> None:
+        """A step of `seconds`, of which so much went to data and to waiting for others."""
         self._steps += 1
         self._sums["data"] += data
         self._sums["wait"] += wait
-        self._sums["own"] += max(0.0, seconds - data - wait - checkpoint)
+        self._sums["own"] += max(0.0, seconds - data - wait)
 
     def take(self) -> list[float]:
         """This rank's parts in its place of all ranks, seconds a step; the next interval begins."""

@@ -43,6 +43,8 @@ class TrainerState:
     """Of the run that wrote it; any may read it."""
     stages: tuple[tuple[str, int, int], ...] = ()
     """Name, steps and global batch size of each stage of the recipe that wrote it; empty in older checkpoints."""
+    losses: tuple[float, ...] = ()
+    """The newest, where loss spikes are watched for: a resumed run judges the next one as it would have."""
 
     def but(self, **changes: Any) -> TrainerState:
         """A copy with changes."""
@@ -83,6 +85,7 @@ def read_state(uri: str) -> TrainerState:
         found["stages"] = tuple(
             (str(name), int(steps), int(batch)) for name, steps, batch in found.get("stages", ())
         )
+        found["losses"] = tuple(float(loss) for loss in found.get("losses", ()))
         return TrainerState(
             identity=Identity(**identity), **{key: value for key, value in found.items() if key in known}
         )

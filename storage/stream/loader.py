@@ -216,6 +216,10 @@ class Loader:
             found[name] = value + self._before.get(name, 0)
         return found
 
+    def waiting_for(self) -> str:
+        """What the next batch waits for, in words: the block that is being read, and for how long."""
+        return self._prefetcher.waiting_for()
+
     def describe(self, step: int) -> list[RowPlace]:
         """Where every sample of a step's global batch comes from, in the order of positions."""
         with self._lock:

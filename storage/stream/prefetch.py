@@ -89,6 +89,11 @@ class Prefetcher:
                 "read_bytes_wasted": self._planner.read_bytes_wasted,
             }
 
+    def waiting_for(self) -> str:
+        """What the next step waits for, in words."""
+        with self._lock:
+            return self._state.waiting_for(self._name)
+
     def next(self) -> Job:
         """The next step, complete; its buffer is the consumer's until the next-but-one is asked for.
 

@@ -70,8 +70,8 @@ def test_of_two_ranks_the_slower_is_compared_with_the_faster() -> None:
 
 def test_parts_of_an_interval_are_means_over_its_steps_in_the_ranks_place() -> None:
     meter = StragglerMeter(1, 3)
-    meter.add(seconds=1.0, data=0.2, wait=0.3, checkpoint=0.1)
-    meter.add(seconds=2.0, data=0.0, wait=0.5, checkpoint=0.0)
+    meter.add(seconds=0.9, data=0.2, wait=0.3)
+    meter.add(seconds=2.0, data=0.0, wait=0.5)
     found = meter.by_rank(meter.take())
     assert set(found) == set(PARTS)
     assert found["data"] == [0.0, 0.1, 0.0]

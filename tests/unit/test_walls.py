@@ -40,6 +40,8 @@ WALLS = {
     "core.models.presets": Wall(CHECKS, {"pydantic", "ruamel"}),
     "core.models.profiles": Wall(CHECKS, {"pydantic", "ruamel"}),
     "core.train": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"rich", "tqdm"}),
+    # Accelerate's trackers open these; what it cannot hand over is told to them directly.
+    "core.train.tracker_sinks": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"mlflow", "wandb"}),
     "core.encode": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES),
     "core.sample": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES),
     "core.telemetry": Wall(CHECKS | {"storage"}, set()),
