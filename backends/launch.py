@@ -58,6 +58,9 @@ def start(launch: Launch, folder: Path) -> Handle:
     )
     if launch.changes is not None:
         run.write_recipe(dump_recipe(job.recipe))
+    if launch.code is not None:
+        run.write_file(launch.code.name, launch.code.data)
+        run.update_run_json(code=launch.code.facts())
     submitted: dict[str, Any] = {"backend": job.backend, "job_id": launch.rendered.job_id}
     if launch.changes:
         submitted["changes"] = launch.changes

@@ -10,9 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from isthmus.backends import own_code
 from isthmus.backends.registry import LATER, backend_names, get_backend
 from isthmus.backends.runs import Record, check_run_id, new_run_id
 from isthmus.backends.spec import Backend, Capability, Finding, Job, Rendered
+from isthmus.core.packaging import Package
 from isthmus.core.recipe import LoadedRecipe, Recipe, parse_recipe, resolve
 from isthmus.core.recipe.dump import recipe_data, recipe_hash
 from isthmus.errors import IsthmusError, PreflightRefused, RecipeError, StorageError, UsageError
@@ -33,6 +35,8 @@ class Launch:
     findings: tuple[Finding, ...] = ()
     changes: dict[str, Any] | None = None
     """Of a resumed run's recipe: field -> [before, now]."""
+    code: Package | None = None
+    """The recipe's own code, to be put into the run directory before the job begins."""
 
 
 def prepare(
@@ -62,7 +66,7 @@ def prepare(
     if name == "local":
         resolved = with_absolute_paths(resolved)
     assert isinstance(resolved.run_directory, str)
-    attempt = 1
+    attempt, known = 1, None
     if run_id is None:
         # Nothing can be there, so a dry run needs no network to look.
         run_id = new_run_id(source.name, recipe_hash(source))
@@ -71,7 +75,13 @@ def prepare(
         run = RunDirectory(filesystems.join(resolved.run_directory, check_run_id(run_id)))
         run.check_same_recipe(recipe_hash(source))
         attempt += len(run.events("submitted"))
-    return _launch(found, resolved, source, settings, run_id=run_id, run=run, attempt=attempt, detach=detach)
+        known = run if run.exists() else None
+    code = own_code.packaged(resolved, known)
+    resolved = own_code.referred(resolved, code)
+    launch = _launch(
+        found, resolved, source, settings, run_id=run_id, run=run, attempt=attempt, detach=detach
+    )
+    return replace(launch, code=code, findings=(*launch.findings, *own_code.notes(code)))
 
 
 def prepare_resume(record: Record, overrides: Sequence[str] = (), *, detach: bool = False) -> Launch:
@@ -103,10 +113,11 @@ def prepare_resume(record: Record, overrides: Sequence[str] = (), *, detach: boo
         # Relative paths meant something where the run was launched, which may not be here.
         resolved = _with_paths_of(resolved, run.read_recipe())
     attempt = len(run.events("submitted")) + 1
+    code, resolved, notes = own_code.resumed(resolved, data, overrides, changes)
     launch = _launch(
         found, resolved, loaded.recipe, settings, run_id=record.id, run=run, attempt=attempt, detach=detach
     )
-    return replace(launch, changes=changes)
+    return replace(launch, changes=changes, code=code, findings=(*launch.findings, *notes))
 
 
 def _launch(

@@ -96,7 +96,7 @@ def load_text_encoder(
         UsageError: there is no such model, it has no safetensors, or its widths are not the recipe's.
         NotInstalled: the packaged MiniLM is asked for and not there.
     """
-    kinds = {"clip": _CLIP, "t5": _T5, "gemma": _Gemma, "minilm": _MiniLM}
+    kinds: dict[str, type[_Runner]] = {"clip": _CLIP, "t5": _T5, "gemma": _Gemma, "minilm": _MiniLM}
     dtype = torch.bfloat16 if bf16 else torch.float32
     return kinds[spec.kind](spec, padding, clip_state, _device(device), dtype)
 

@@ -98,6 +98,12 @@ def announce(entries: Collection[DenoiserEntry], where: str) -> None:
         _LOADED.pop(entry[0], None)
 
 
+def forget_code() -> None:
+    """Forget what :func:`announce` made known, and all that was loaded."""
+    _CODE.clear()
+    _LOADED.clear()
+
+
 def find(name: str) -> Denoiser:
     """The denoiser of that name, loaded.
 

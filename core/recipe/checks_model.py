@@ -18,6 +18,9 @@ _LONGEST = {"clip": 77, "minilm": 512}
 
 def check_model(recipe: Recipe) -> list[Problem]:
     """Problems of the model and its encoders. Those of text and resolution follow once the model itself is sound."""
+    if recipe.code is not None and recipe.model.family in CLASSES:
+        message = f"is of a model.family of your own; {recipe.model.family} is one of isthmus's"
+        return [Problem(("code",), message, "leave it out")]
     if recipe.model.family not in CLASSES:
         return [*_own_family(recipe), *_buckets(recipe, 1), *_encoders(recipe)]
     if config_comes_with_weights(recipe.model):

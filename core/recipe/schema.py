@@ -310,7 +310,7 @@ class Recipe(Section):
     run_directory: RunPlace
     """Where runs are written; a URI, or one for each backend. A run lives in `<run_directory>/<run id>`."""
     code: str | None = None
-    """A folder of the team's own code, packaged by hash."""
+    """A folder of the team's own code with an `isthmus_plugin.py` that announces its denoisers for `model.family`; copied into the run by content hash (`core/packaging.py`), which a run keeps."""
     monitor: Monitor = Monitor.model_construct()
     """Alarms."""
     watchdog: Watchdog = Watchdog.model_construct()

@@ -63,6 +63,11 @@ def redact(line: str) -> str:
     return line
 
 
+def credential(line: str) -> str | None:
+    """What kind of credential a line of any text file holds, by its unmistakable form; None: none."""
+    return next((kind for kind, pattern in _VALUES if pattern.search(line)), None)
+
+
 def _kind(value: str, path: Path) -> str | None:
     if len(value) < 4:
         return None

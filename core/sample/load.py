@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from isthmus.core.models.bringing import bring
 from isthmus.core.models.conditioning import Condition, build_condition
 from isthmus.core.models.families import build_denoiser, predict, resolved_config
 from isthmus.core.models.profiles import downsampling
@@ -217,6 +218,9 @@ def load_run(uri: str, *, step: int | None = None, device: str = "auto") -> Samp
     from isthmus.core.train.initial import recorded
 
     run = RunDirectory.open(uri)
+    own_code = run.read_run_json().get("code")
+    if own_code:
+        bring(run, own_code["sha256"])
     recipe = recorded(parse_recipe(run.read_recipe(), filename=f"{run.uri}/recipe.yaml").recipe, run)
     committed = run.checkpoints()
     if not committed:

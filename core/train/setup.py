@@ -25,6 +25,7 @@ from isthmus.core.train.data import make_inputs
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.initial import settled, start_weights
 from isthmus.core.train.objective import Objective
+from isthmus.core.train.own_code import bring_code, check_same_weights
 from isthmus.core.train.parallel import Engine, join_processes, prepare
 from isthmus.core.train.randomness import Randomness
 from isthmus.core.train.resuming import changes, check_same_recipe, stages_of
@@ -88,8 +89,9 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         lambda: spent_hours(run.events("started"), run.read_metrics("train", all_attempts=True), attempt)
     )
 
-    recipe = settled(recipe, run)
+    recipe = settled(bring_code(recipe, run), run)
     denoiser = build_denoiser(recipe.model, recipe.seed)
+    check_same_weights(denoiser, recipe)
     start_weights(denoiser, recipe, run)
     config = resolved_config(denoiser)
     inputs = make_inputs(recipe, sources, config)

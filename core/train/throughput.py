@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus.core.models.denoisers import own_train_flops
+from isthmus.core.models.presets import CLASSES
 from isthmus.core.models.profiles import Profile, measured_profile, profile
 from isthmus.core.recipe.checks import PEAK_FLOPS
 from isthmus.core.recipe.schema import Recipe
@@ -122,7 +124,8 @@ class Throughput:
         rate = stage.global_batch_size / seconds
         flops = self._flops.get(stage.resolution)
         mfu = None
-        if self._peak is not None and flops:
+        # Of a stage that leaves tokens out nobody has counted the FLOPs.
+        if self._peak is not None and flops and not stage.token_mask_ratio:
             pixels = math.prod(latent_shape[-2:]) * self._recipe.encoders.autoencoder.factor**2
             mfu = rate * flops * (pixels / stage.resolution**2) / (self._peak * self._ranks)
         return {"samples_per_s": rate, "samples_per_s_per_gpu": rate / self._ranks, "mfu": mfu}
@@ -131,6 +134,8 @@ class Throughput:
 def _train_flops(recipe: Recipe, find_profile: Callable[..., Profile]) -> Mapping[int, int]:
     """FLOPs of an image, forward and backward, by resolution."""
     resolutions = sorted({stage.resolution for stage in recipe.stages})
+    if recipe.model.family not in CLASSES:
+        return _own_train_flops(recipe, resolutions)
     known = profile(recipe.model)
     if known is None or not set(resolutions) <= set(known.train_flops):
         try:
@@ -144,6 +149,19 @@ def _train_flops(recipe: Recipe, find_profile: Callable[..., Profile]) -> Mappin
             print(f"warning: no MFU: {error}", flush=True)
             return {}
     return known.train_flops
+
+
+def _own_train_flops(recipe: Recipe, resolutions: Sequence[int]) -> Mapping[int, int]:
+    """The same as a team's own denoiser counts it; empty where it does not."""
+    factor, tokens = recipe.encoders.autoencoder.factor, sum(e.max_tokens for e in recipe.encoders.text)
+    cells = {resolution: resolution // factor for resolution in resolutions}
+    config = recipe.model.config
+    try:
+        counted = {r: own_train_flops(recipe.model.family, config, c, c, tokens) for r, c in cells.items()}
+    except IsthmusError as error:
+        print(f"warning: no MFU: {error}", flush=True)
+        return {}
+    return {resolution: int(flops) for resolution, flops in counted.items() if flops is not None}
 
 
 def shares(row: Mapping[str, Any]) -> str:

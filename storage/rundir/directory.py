@@ -4,6 +4,7 @@ recipe.yaml                resolved, as trained
 model.json                 the model's configuration, where it came with `init_from`
 run.json                   id, backend, git, packages, fingerprints, ...
 lease/0001.json ...        who may write; the newest counts
+code/<sha256>.zip          a team's own code, as trained
 plan/0001.json ...         the plan's segments, append-only
 events/<time>-<type>.json  one small object each
 metrics/<kind>/<part>.jsonl

@@ -53,11 +53,12 @@ WALLS = {
     "core.cluster": Wall({"core.outcome", "storage.rundir"}, set()),
     # The process between the worker and its ranks: torchrun with our exits. The worker starts it, never imports it.
     "core.cluster.elastic": Wall({"core.outcome", "storage.rundir"}, {"torch"}),
+    "core.packaging": Wall({"core.recipe"}, set()),
     # How plugins are found; whoever looks for one knows only that.
     "core.plugins": Wall(set(), {"pluggy"}),
     "core": Wall({"core", "storage"}, set()),
     "storage": Wall({"storage"}, ARRAYS | {"pyarrow", "fsspec", "obstore"}),
-    "backends": Wall(CHECKS | {"core.outcome", "core.plugins", "storage"}, {"pydantic"}),
+    "backends": Wall(CHECKS | {"core.outcome", "core.packaging", "core.plugins", "storage"}, {"pydantic"}),
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
     "cost": Wall({"backends.spec", *CHECKS}, set()),
