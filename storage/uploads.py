@@ -17,6 +17,7 @@ from isthmus.storage import filesystems
 from isthmus.storage.ranges import clients
 from isthmus.storage.ranges.causes import Cause
 from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.open import connect
 from isthmus.storage.ranges.retry import Retry, RetryPolicy
 
 PART_BYTES = 16 << 20
@@ -24,6 +25,8 @@ PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 8
 """Parts of one file on the way at the same time."""
 _PIECE = 8 << 20
+_RETRIES = 3
+"""Of a part, by a client of fsspec. Then the file starts over, as often as the budget allows."""
 _STALL_S = 120.0
 """A part gets no answer while it is being sent; this is for the whole of one, at 1 MB/s and eight at once."""
 
@@ -52,7 +55,7 @@ class Uploads:
         if scheme in clients.OBJECT_SCHEMES and clients.obstore_usable():
             self._client, self._prefix = clients.connect(root, policy, writing=True)
         elif not self.local:
-            self._files, self._prefix = filesystems.filesystem(root)
+            self._files, self._prefix = connect(root, policy, retries=_RETRIES)
 
     def put(self, name: str, data: memoryview | bytes) -> None:
         """Creates or replaces a file. On a file system its bytes are on the disk when this returns.

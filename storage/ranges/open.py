@@ -62,7 +62,7 @@ def open_fsspec(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Coun
     root_uri = root_uri.rstrip("/")
     return OtherRanges(
         root_uri,
-        lambda: _connect(root_uri, policy),
+        lambda: connect(root_uri, policy),
         policy,
         counters if counters is not None else Counters(),
         store=_store(root_uri),
@@ -75,15 +75,21 @@ def _store(uri: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _connect(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
-    """A file system of this reader's own, which leaves the retries to us where that can be said to it."""
+def connect(uri: str, policy: RetryPolicy, *, retries: int = 0) -> tuple[Any, str]:
+    """A file system of the caller's own, and the path in it.
+
+    Args:
+        uri: the root.
+        policy: its limit on silence.
+        retries: of each request by the file system itself, where that can be said to it; 0 leaves them to us.
+    """
     scheme = urlsplit(uri).scheme
     options: dict[str, Any] = {}
     if scheme in clients.OBJECT_SCHEMES:
         options["skip_instance_cache"] = True
     if scheme == "s3":
         options["config_kwargs"] = {
-            "retries": {"max_attempts": 0},
+            "retries": {"max_attempts": retries},
             "connect_timeout": min(policy.stall_s, 10.0),
             "read_timeout": policy.stall_s,
             "max_pool_connections": 64,
@@ -96,5 +102,5 @@ def _connect(uri: str, policy: RetryPolicy) -> tuple[Any, str]:
         pipeline = getattr(getattr(store, "service_client", None), "_pipeline", None)
         for step in getattr(pipeline, "_impl_policies", ()):
             if hasattr(step, "total_retries"):
-                step.total_retries = 0
+                step.total_retries = retries
     return store, path

@@ -277,6 +277,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             super().finish()
 
+    def handle_expect_100(self) -> bool:
+        """botocore waits for it before it sends a body."""
+        go_on = super().handle_expect_100()
+        self.wfile.flush()
+        return go_on
+
     def _answer(self) -> None:
         owner = self.server.owner
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
