@@ -90,15 +90,15 @@ def test_the_example_is_launched_and_resumed_with_its_own_code_or_another(desk: 
     # The launcher's folder is not looked at again: here it would fail.
     source = desk.folder / "code" / "small_dit.py"
     source.write_text(source.read_text() + "\nraise RuntimeError('the launcher\\'s disk')\n")
-    code, out, err = desk.isthmus("resume", "one", "--set", "stages.0.steps=4")
-    assert code == 0, out + err
-    assert "warning: code ./code has changed; the run goes on with what it was begun with" in err
-    assert run.read_run_json()["code"] == facts
-
     code, out, err = desk.isthmus(*launch)
     assert code == 2
     assert "is not the code that the run was begun with" in err
     assert "--set code=./code" in err
+
+    code, out, err = desk.isthmus("resume", "one", "--set", "stages.0.steps=4")
+    assert code == 0, out + err
+    assert "warning: code ./code has changed; the run goes on with what it was begun with" in err
+    assert run.read_run_json()["code"] == facts
 
     code, out, err = desk.isthmus("resume", "one", "--set", "stages.0.steps=5", "--set", "code=./code")
     assert code != 0
