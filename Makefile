@@ -72,6 +72,7 @@ bench: setup
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/paced_reader.py
 	$(BIN)/python benchmarks/trainer_step.py
+	$(BIN)/python benchmarks/ema_cost.py
 	$(BIN)/python benchmarks/stream.py --quick --skip-peers
 
 format: setup
