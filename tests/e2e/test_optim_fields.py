@@ -101,6 +101,26 @@ def test_deterministic_is_set_for_the_process_and_taken_back(latents: dict[str, 
         torch.use_deterministic_algorithms(False)
 
 
+def test_validation_loss_is_of_the_average_on_fixed_samples(latents: dict[str, str], tmp_path: Path) -> None:
+    watched = {"validation": {"loss_by_timestep": True, "every": 2, "samples": 8, "timestep_bins": 4}}
+    one = run(tmp_path, latents["dit"], "one", watched)
+    other = run(tmp_path, latents["dit"], "other", watched | {"ema__decay": 0.2})
+    assert one["model"] == other["model"]
+    assert one["validation"] != other["validation"]
+    # Neither weights of the loss, nor dropout, nor how training draws its timesteps, changes what is measured.
+    still = {"ema__decay": 0.0, "stages__0__learning_rate": 1e-30, "optimizer__weight_decay": 0.0}
+    fixed = run(tmp_path, latents["dit"], "fixed", watched | still)
+    changes = {
+        "objective__caption_dropout": 1.0,
+        "objective__quasi_random": True,
+        "objective__weighting_scheme": "cosmap",
+    }
+    assert (
+        run(tmp_path, latents["dit"], "changed", watched | still | changes)["validation"]
+        == fixed["validation"]
+    )
+
+
 def test_rows_have_throughput_and_where_the_time_went(latents: dict[str, str], tmp_path: Path) -> None:
     run(tmp_path, latents["dit"], "run", {"checkpoint__every": 2})
     for row in rows(tmp_path / "run"):
