@@ -13,7 +13,7 @@ from pathlib import Path
 from isthmus.backends.spec import Finding, Job
 from isthmus.core.recipe.dump import recipe_hash
 from isthmus.core.recipe.schema import Recipe
-from isthmus.errors import IsthmusError, NotInstalled, PreflightRefused
+from isthmus.errors import IsthmusError, NotInstalled, PreflightRefused, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 
@@ -96,6 +96,7 @@ def preflight(job: Job) -> list[Finding]:
         return True
 
     try_to("local.torch", _torch)
+    try_to("local.init-from", lambda: _init_from(job.recipe))
     try_to("local.data", lambda: _data(job.recipe, job.world_size))
     if try_to("local.run-directory", lambda: _run_directory(job)):
         try_to("local.disk", lambda: _disk(job))
@@ -106,6 +107,15 @@ def _torch() -> None:
     for module in ("torch", "accelerate", "diffusers"):
         if importlib.util.find_spec(module) is None:
             raise NotInstalled("training", extra="train", module=module)
+
+
+def _init_from(recipe: Recipe) -> None:
+    """The folder that a run's first weights come from is there; what is in it, the trainer looks at."""
+    place = recipe.model.init_from
+    if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
+        raise UsageError(
+            "no such folder", where=f"model.init_from {place}", hint="a folder or URI of a diffusers checkpoint"
+        )
 
 
 def _data(recipe: Recipe, world_size: int) -> None:

@@ -39,12 +39,10 @@ def _own_family(recipe: Recipe) -> list[Problem]:
     """A team's own family is known to the job, which has its code; a misspelt one of ours is known here."""
     family, model = recipe.model.family, recipe.model
     path: Path = ("model", "family")
-    guess = closest(family, CLASSES)
-    if guess and recipe.code is None:
-        return [Problem(path, f"there is no family `{family}`", f"did you mean `{guess}`?")]
     if recipe.code is None and not _plugins():
+        guess = closest(family, CLASSES)
         hint = f"{', '.join(CLASSES)}, or one of your own, from `code` or an installed plugin"
-        return [Problem(path, f"there is no family `{family}`", hint)]
+        return [Problem(path, f"there is no family `{family}`", f"did you mean `{guess}`?" if guess else hint)]
     if model.preset is not None:
         message = f"presets are of isthmus's families, model.family is {family}"
         return [Problem(("model", "preset"), message, "leave it out")]
