@@ -119,7 +119,14 @@ def test_arguments_are_those_of_the_installed_classes() -> None:
 
 @needs_diffusers
 @pytest.mark.parametrize(
-    ("name", "resolution"), [("quickstart", None), ("sd2-base", 256), ("pixart-512", 256)]
+    ("name", "resolution"),
+    [
+        ("quickstart", None),
+        ("sd2-base", 256),
+        ("pixart-512", 256),
+        ("sana-600m", 512),
+        ("flux-small", 256),
+    ],
 )
 def test_stored_figures_are_those_of_the_real_classes(name: str, resolution: int | None) -> None:
     from isthmus.core.models.generate_profiles import measure
