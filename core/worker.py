@@ -27,7 +27,7 @@ from typing import Any
 from isthmus.core.cluster import Cluster, find_cluster
 from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Death, Verdict, decide, read_outcomes
 from isthmus.core.recipe import Recipe, load_recipe
-from isthmus.errors import IsthmusError, LeaseLost, NotInstalled, UsageError
+from isthmus.errors import IsthmusError, LeaseLost, NotInstalled, StorageError, UsageError
 from isthmus.storage.rundir import Lease, RunDirectory
 from isthmus.storage.rundir.process import ProcessId, die_with_parent
 
@@ -361,7 +361,11 @@ class Worker:
             fields["rank"] = verdict.rank
         if self.cluster.node_rank != 0:
             fields["node"] = self.cluster.node_rank
-        self.run.event(verdict.status, **fields)
+        try:
+            self.run.event(verdict.status, **fields)
+        except StorageError as error:
+            # The cause matters more than that it could not be written down: the disk may be what is full.
+            print(f"warning: how it ended is not recorded: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

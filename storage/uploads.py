@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,10 +119,17 @@ class _WriteRetry(Retry):
 def _write(path: Path, data: memoryview | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     left = memoryview(data)
-    with path.open("wb", buffering=0) as file:
-        while left:
-            written = file.write(left[:_PIECE])
-            if not written:
-                raise OSError(28, "short write")
-            left = left[written:]
-        os.fsync(file.fileno())
+    # Whole or not at all, as in an object store: whoever else writes the same file is not mixed into it.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            while left:
+                written = file.write(left[:_PIECE])
+                if not written:
+                    raise OSError(28, "short write")
+                left = left[written:]
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

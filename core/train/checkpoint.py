@@ -61,6 +61,7 @@ class Run(Protocol):
     ) -> None: ...
     def read_commit(self, step: int) -> dict[str, Any]: ...
     def remove_checkpoint(self, step: int) -> None: ...
+    def check_token(self, token: str) -> None: ...
     def event(self, type: str, /, **fields: Any) -> Any: ...
 
 
@@ -253,6 +254,8 @@ class Checkpoints:
                 self._note(step, f"older checkpoints could not be removed: {error}")
 
     def _remove_leftovers(self, committed: list[int]) -> None:
+        if self.token is not None:
+            self.run.check_token(self.token)  # what looks like a leftover may be another attempt's
         parent = self.run.checkpoint_uri(0).rsplit("/", 1)[0]
         for name in manifest.file_names(parent):
             number = name.removeprefix("step-")

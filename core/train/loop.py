@@ -96,7 +96,7 @@ class Loop:
         self.throughput = Throughput(self.recipe, self.engine.world_size, cuda=on_gpu and self.lead)
         self._rows = self.run.metrics("train", writer=f"attempt{setup.attempt}") if self.lead else None
         self._keys = (
-            self.run.metrics(f"keys-rank{self.engine.rank}", writer=f"attempt{setup.attempt}")
+            self.run.metrics(f"keys-rank{self.engine.rank}", writer=f"attempt{setup.attempt}", part_seconds=0)
             if os.environ.get("ISTHMUS_RECORD_KEYS") == "1"
             else None
         )

@@ -88,8 +88,7 @@ class Flight:
     def _write_and_commit(self) -> None:
         started = time.perf_counter()
         uri = self.run.checkpoint_uri(self.step)
-        # What is there is an attempt's leftover, or one that was found damaged: its step is being done again.
-        self._on_rank_0(lambda: self._keep_trying(lambda: self.run.remove_checkpoint(self.step)))
+        self._on_rank_0(self._clear)
         phase("writing", self.step)
         parts = everywhere(lambda: _saying(uri, lambda: self._send(uri)), self.group)
         phase("uploaded", self.step)
@@ -100,6 +99,14 @@ class Flight:
         if self.rank == 0:
             phase("pruning", self.step)
             self.prune(self.step)
+
+    def _clear(self) -> None:
+        # An attempt that slept through its lease must not remove what its successor has written meanwhile.
+        if self.token is not None:
+            token = self.token
+            self._keep_trying(lambda: self.run.check_token(token))
+        # What is there is an attempt's leftover, or one that was found damaged: its step is being done again.
+        self._keep_trying(lambda: self.run.remove_checkpoint(self.step))
 
     def _send(self, uri: str) -> dict[str, dict[str, Any]]:
         files: dict[str, memoryview | bytes] = dict(self.planned.image.files())

@@ -8,6 +8,7 @@ fencing token that only grows: a holder that slept through its expiry finds a ne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from isthmus.errors import IsthmusError, LeaseLost
+from isthmus.errors import IsthmusError, LeaseLost, StorageError
 from isthmus.storage.rundir.process import ProcessId
 from isthmus.storage.rundir.store import Store
 
@@ -208,4 +209,6 @@ class Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        # A store that refuses this (a full disk) is not what ended the attempt; the lease expires by itself.
+        with contextlib.suppress(StorageError):
+            self.release()
