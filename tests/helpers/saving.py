@@ -1,9 +1,15 @@
-"""A tiny model with optimizer and average, for tests of checkpoints in this process."""
+"""For tests of checkpoints: a tiny model with optimizer and average in this process, and phases of other processes."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
 import torch
-from training import MODELS
+from training import MODELS, output
 
 from isthmus.core.models.families import build_from_config
 from isthmus.core.models.presets import CLASSES
@@ -33,3 +39,23 @@ def step(made: Engine, ema: EMA, number: int) -> None:
     made.optimizer.step()
     made.optimizer.zero_grad()
     ema.step(number, EMASettings(decay=0.9))
+
+
+def phases_of(folder: Path) -> list[dict[str, Any]]:
+    """What all ranks reported there, in order of time."""
+    lines = [line for path in folder.glob("phases-rank*.jsonl") for line in path.read_text().splitlines()]
+    return sorted((json.loads(line) for line in lines), key=lambda row: row["time"])
+
+
+def wait_for_phase(
+    process: subprocess.Popen[str], folder: Path, phase: str, *, step: int = 0, timeout: float = 90
+) -> dict[str, Any]:
+    """Until a rank reports a phase of a step from `step` on; returns the report."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        for row in phases_of(folder):
+            if row["phase"] == phase and row["step"] >= step:
+                return row
+        assert process.poll() is None, f"ended with {process.returncode} before {phase}: {output(process)}"
+        time.sleep(0.005)
+    raise AssertionError(f"no {phase} of step {step} in {timeout} s")
