@@ -94,36 +94,29 @@ class SpikeDetector:
 def first_skipped(plan: Plan, last: int, skip: int) -> int:
     """The first of the steps (0 for the first of all) whose samples are left out: `skip` steps up to step index `last`.
 
-    Not before the segment of another stage or batch size ends: a range of samples is of one stage, in whole batches.
+    Not before the segment of `last` begins: a range of samples is of one stage, in whole batches.
     """
-    current = plan.segment_at(last)
-    border = current.first_step
-    for segment in reversed(plan.timeline[: plan.timeline.index(current)]):
-        if (segment.stage, segment.global_batch_size) != (current.stage, current.global_batch_size):
-            break
-        border = segment.first_step
-    return max(border, last + 1 - skip)
+    return max(plan.segment_at(last).first_step, last + 1 - skip)
 
 
 def without(plan: Plan, first: int, last: int) -> Segment:
-    """The segment that goes on at step `first` without the samples of steps `first` to `last`, both included.
+    """The segment, to be appended, under which the samples of steps `first` to `last`, both included, do not come.
 
-    What segments that it replaces had left out stays left out.
+    It takes the place of the one that is in force there, from its first step on: what comes when is drawn for a
+    segment as a whole, so one that began at `first` would come to the same samples in another order. Steps before
+    `first` keep their meaning, and what was left out before stays left out.
     """
-    current = plan.segment_at(first)
-    batch = current.global_batch_size
-    fresh = plan.next_segment(first, stage=current.stage, global_batch_size=batch)
-    ranges = [(current.sample_at(first), plan.segment_at(last).sample_at(last) + batch)]
-    for segment in plan.timeline:
-        if segment.stage == current.stage:
-            ranges += [(a, b) for a, b in segment.skipped if b > fresh.first_sample]
+    current = plan.segment_at(last)
+    if first < current.first_step:
+        raise ValueError(f"step {first} is of another segment than step {last}")
     merged: list[tuple[int, int]] = []
-    for a, b in sorted(ranges):
-        if merged and a <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+    range_ = (current.sample_at(first), current.sample_at(last) + current.global_batch_size)
+    for start, end in sorted([*current.skipped, range_]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            merged.append((a, b))
-    return replace(fresh, skipped=tuple(merged))
+            merged.append((start, end))
+    return replace(current, skipped=tuple(merged))
 
 
 def rewinds(plan: Plan) -> int:

@@ -53,7 +53,9 @@ def assert_named(found: tuple[int, str, RunDirectory], kind: str, cause: str) ->
     return Path(alarm["report"]).read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_data_is_named_with_the_block(tmp_path: Path) -> None:
+    """Slow: a launch of the worker."""
     found = attempt(tmp_path, "1:data")
     report = assert_named(found, "data", "at step 5: waiting for data, part-00001, row group 2")
     assert "* rank 1" in report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,17 +69,20 @@ def test_the_range_begins_so_many_steps_before_but_not_in_another_stage() -> Non
     assert first_skipped(TWO, 3, 10) == 0
     assert first_skipped(TWO, 104, 10) == 100
     again = TWO.append(without(TWO, 110, 112))
-    assert first_skipped(again, 115, 50) == 100, "a rewind is no border"
+    assert first_skipped(again, 115, 10) == 106, "a rewind is no border"
 
 
 def test_a_range_is_left_out_of_the_plan() -> None:
     plan = TWO.append(without(TWO, 120, 129))
-    assert plan.timeline[-1] == Segment(1, 120, 320, 16, ((320, 480),))
-    assert plan.segment_at(120).sample_at(120) == 480
+    assert plan.timeline[-1] == Segment(1, 100, 0, 16, ((320, 480),))
+    assert plan.timeline[0] == TWO.timeline[0]
+    assert [plan.segment_at(step).sample_at(step) for step in (119, 120)] == [304, 480]
     assert rewinds(plan) == 1
     twice = plan.append(without(plan, 120, 121))
     assert twice.timeline[-1].skipped == ((320, 512),), "what was left out before stays left out"
     assert rewinds(twice) == 2
+    with pytest.raises(ValueError, match="another segment"):
+        without(TWO, 99, 100)
 
 
 @settings(max_examples=200)
