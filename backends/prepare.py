@@ -97,8 +97,10 @@ def prepare_resume(record: Record, overrides: Sequence[str] = (), *, detach: boo
     before = parse_recipe(text, filename=f"{record.id}/run.json").recipe
     loaded = parse_recipe(text, filename=f"{record.id}/run.json", overrides=overrides)
     changes = recipe_changes(before, loaded.recipe)
+    # Asked for, other data is taken; the trainer says what that means.
+    fixed = [field for field in _FIXED if field != "data.sources" or not loaded.recipe.data.allow_changed]
     refused = [
-        path for path in changes if any(path == field or path.startswith(f"{field}.") for field in _FIXED)
+        path for path in changes if any(path == field or path.startswith(f"{field}.") for field in fixed)
     ]
     if refused:
         raise UsageError(
