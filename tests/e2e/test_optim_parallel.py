@@ -45,6 +45,7 @@ def test_accumulation_reduces_once_a_step_and_the_average_is_exact_to_1e_6() -> 
         assert sum(facts["one"].values()) > 0
         assert facts["four"] == facts["one"], "four micro-batches must exchange no more than one"
         assert facts["drift"] <= 1e-6
+        assert facts["muon"], "Muon must not depend on the sharding"
 
 
 def test_accumulation_of_hsdp_reduces_once_a_step_within_and_across() -> None:
@@ -52,6 +53,7 @@ def test_accumulation_of_hsdp_reduces_once_a_step_within_and_across() -> None:
     facts = probe("hsdp", ranks=4)["hsdp"]
     assert sum(facts["one"].values()) > 0
     assert facts["four"] == facts["one"]
+    assert facts["muon"]
 
 
 def compare(found: list[dict[str, Any]], expected: list[dict[str, Any]], close: float) -> None:

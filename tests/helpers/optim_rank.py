@@ -29,11 +29,11 @@ from isthmus.core.train.parallel import Engine, prepare
 from isthmus.core.train.weights import full
 
 
-def made(strategy: str) -> Engine:
+def made(strategy: str, **optimizer: Any) -> Engine:
     model = build_from_config("PixArtTransformer2DModel", MODELS["dit"], 0)
     size = {"shard_size": 2} if strategy == "hsdp" else {}
     settings = Parallel(strategy=strategy, precision="fp32", **size)  # type: ignore[arg-type]
-    return prepare(model, Optimizer(), settings, cpu=True)
+    return prepare(model, Optimizer(**optimizer), settings, cpu=True)
 
 
 def passes(engine: Engine, count: int) -> None:
@@ -84,6 +84,31 @@ def drift(engine: Engine, steps: int = 40, decay: float = 0.97) -> float:
     return worst
 
 
+def muon(strategy: str, steps: int = 3) -> bool:
+    """Whether Muon on shards does, bit for bit, what torch's does on whole matrices with the same gradients."""
+    engine = made(strategy, name="muon")
+    chosen = {
+        id(weight)
+        for group in engine.optimizer.param_groups
+        if "momentum" in group
+        for weight in group["params"]
+    }
+    ours = [weight for weight in engine.parameters.values() if id(weight) in chosen]
+    theirs = [torch.nn.Parameter(full(weight.detach()).clone()) for weight in ours]
+    reference = torch.optim.Muon(theirs, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    for _ in range(steps):
+        passes(engine, 1)
+        for weight, other in zip(ours, theirs, strict=True):
+            assert weight.grad is not None
+            other.grad = full(weight.grad).clone()
+        for group in engine.optimizer.param_groups:
+            group["lr"] = 1e-2
+        engine.optimizer.step()
+        engine.optimizer.zero_grad()
+        reference.step()
+    return all(torch.equal(full(w.detach()), o.detach()) for w, o in zip(ours, theirs, strict=True))
+
+
 for chosen in sys.argv[1:]:
     prepared = made(chosen)
     passes(prepared, 1)  # DDP lays out its buckets anew after the first pass
@@ -92,6 +117,7 @@ for chosen in sys.argv[1:]:
         "one": reductions(prepared, 1),
         "four": reductions(prepared, 4),
         "drift": drift(prepared) if chosen != "hsdp" else None,
+        "muon": muon(chosen),
     }
     if prepared.rank == 0:
         print(json.dumps(facts), flush=True)

@@ -79,6 +79,18 @@ def test_muon_is_torchs_and_the_rest_is_adamw(strategy: str) -> None:
         assert torch.equal(full(weight.detach()), theirs[name].detach()), name
 
 
+@pytest.mark.parametrize("kernels", ["foreach", "fused"])
+def test_kernels_of_adamw_do_the_same_to_shards_and_replicas(kernels: str) -> None:
+    results = []
+    for strategy in ("ddp", "fsdp"):
+        engine = made(strategy=strategy, implementation=kernels, weight_decay=0.1)
+        for number in range(3):
+            step(engine, number)
+        results.append({name: full(weight.detach()) for name, weight in engine.parameters.items()})
+    for name, weight in results[0].items():
+        torch.testing.assert_close(weight, results[1][name], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_muon_takes_the_matrices_of_blocks(family: str) -> None:
     chosen = matrices(made(family, name="muon"))
