@@ -149,7 +149,7 @@ def send(uploads: Uploads, files: Mapping[str, memoryview | bytes]) -> dict[str,
     Raises:
         StorageError: of the first file that could not be written; no more were begun.
     """
-    waiting = list(reversed(files))
+    waiting: list[str] = list(files)[::-1]
     lock = threading.Lock()
     errors: list[Exception] = []
 

@@ -115,7 +115,7 @@ class Image:
 
     def files(self) -> dict[str, memoryview]:
         """File name -> its bytes, valid until the next `stage`."""
-        return {name: memoryview(memory.numpy()) for name, memory in self._files.items()}
+        return {name: memory.numpy().data for name, memory in self._files.items()}
 
     def stage(self, state: Mapping[str, Tensor]) -> None:
         """Copies this rank's values to their places; when it returns, `state` may change.
@@ -134,7 +134,7 @@ class Image:
         assert item.tensor_data is not None
         begin = start + len(archive.before)
         end = begin + archive.values
-        view = memoryview(memory.numpy())
+        view = memory.numpy().data
         view[start:begin] = archive.before
         view[end : end + len(archive.after)] = archive.after
         self.places[item.index] = _StorageInfo(name, start, archive.size)
@@ -146,6 +146,6 @@ class Image:
 
 def _pin(memory: Tensor) -> None:
     """Page-locks memory as it is: torch's own allocator of pinned memory rounds up to a power of two."""
-    runtime = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     # Refused (a limit on locked memory): the copies still work, at a lower rate.
     runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
