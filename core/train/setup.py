@@ -27,7 +27,7 @@ from isthmus.core.train.initial import settled, start_weights
 from isthmus.core.train.objective import Objective
 from isthmus.core.train.own_code import bring_code, check_same_weights
 from isthmus.core.train.parallel import Engine, join_processes, prepare
-from isthmus.core.train.randomness import Randomness
+from isthmus.core.train.randomness import Randomness, spare_threads
 from isthmus.core.train.resuming import changes, check_same_recipe, stages_of
 from isthmus.core.train.sources import Sources, open_sources
 from isthmus.core.train.stages import Schedule
@@ -110,7 +110,11 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         engine=engine,
         ema=ema,
         inputs=inputs,
-        randomness=Randomness(recipe.seed, pin=engine.device.type == "cuda"),
+        randomness=Randomness(
+            recipe.seed,
+            pin=engine.device.type == "cuda",
+            threads=spare_threads() if engine.device.type == "cuda" else 1,
+        ),
         sources=sources,
         held_out=held_out,
         schedule=Schedule(recipe.stages),

@@ -14,7 +14,7 @@ from diffusers.training_utils import compute_loss_weighting_for_sd3, compute_snr
 from isthmus.core.recipe.stages import Objective as Settings
 from isthmus.core.recipe.stages import ObjectiveOverride, Stage, shift_at
 from isthmus.core.train.objective import Objective
-from isthmus.core.train.randomness import Draws, Randomness
+from isthmus.core.train.randomness import Draws, Randomness, spare_threads
 from isthmus.errors import UsageError
 
 SHAPE = (2, 4, 4)
@@ -145,3 +145,17 @@ def test_even_timesteps_do_not_depend_on_how_a_batch_is_cut() -> None:
     for name in ("posterior", "noise", "offset", "dropout"):
         assert torch.equal(getattr(plain, name), getattr(whole, name)), name
     assert not torch.equal(plain.uniform, whole.uniform)
+
+
+def test_draws_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Randomness(5).draws(7, range(13), SHAPE, strata=13)
+    several = Randomness(5, threads=4)
+    for _ in range(2):
+        found = several.draws(7, range(13), SHAPE, strata=13)
+        for name in ("posterior", "noise", "offset", "normal", "uniform", "dropout"):
+            assert torch.equal(getattr(found, name), getattr(one, name)), name
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert spare_threads() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "96")
+    assert spare_threads() == 1
