@@ -72,26 +72,27 @@ def measure(disk: Disk, chosen: set[str]) -> dict[str, Any]:
     """Runs everything that was chosen."""
     disk.make("ours")
     fast = [(name, 0) for name in FAST if name in chosen]
-    for name, workers in fast:
-        disk.compare(name, workers)
-    disk.rounds(fast)
-    disk.start("ours", 0, disk.repeats)
-    if "by_hand" in chosen:
-        hand = [("by_hand", workers) for workers in CASES["by_hand"].workers]
-        disk.rounds([key for key in hand if disk.compare(*key)])
-    for data in DATA:
-        peers = [
-            (name, workers) for name, case in peers_of(data) if name in chosen for workers in case.workers
-        ]
-        if not peers:
-            continue
-        disk.make(data)
-        disk.rounds([("readinto", 0), ("ours", 0), *(key for key in peers if disk.compare(*key))])
-        for name in dict.fromkeys(name for name, _ in peers):
-            if (best := disk.best([name])) is not None and CASES[name].counted:
-                disk.start(*best, 3)
-        if not ("remote" in chosen and any(CASES[name].data == data for name in PEERS)):
-            disk.drop(data)
+    hand = [("by_hand", workers) for workers in CASES["by_hand"].workers if "by_hand" in chosen]
+    fast, hand = ([key for key in keys if disk.compare(*key)] for keys in (fast, hand))
+    with disk.machine.turn():
+        disk.rounds(fast)
+        disk.start("ours", 0, disk.repeats)
+        disk.rounds(hand)
+    for group in peer_groups(disk, chosen):
+        ready: dict[str, list[tuple[str, int]]] = {}
+        for data in group:
+            disk.make(data)
+            keys = [(name, workers) for name, case in peers_of(data) for workers in case.workers]
+            ready[data] = [key for key in keys if key[0] in chosen and disk.compare(*key)]
+        with disk.machine.turn():
+            for keys in ready.values():
+                disk.rounds([("readinto", 0), ("ours", 0), *keys])
+                for name in dict.fromkeys(name for name, _ in keys):
+                    if (best := disk.best([name])) is not None and CASES[name].counted:
+                        disk.start(*best, 3)
+        for data in group:
+            if not ("remote" in chosen and any(CASES[name].data == data for name in PEERS)):
+                disk.drop(data)
     found: dict[str, Any] = {"cases": disk.summary()}
     if "remote" in chosen:
         found["remote"] = remote(
@@ -107,6 +108,13 @@ def measure(disk: Disk, chosen: set[str]) -> dict[str, Any]:
         with disk.machine.turn():
             found["resume_at_scale"] = resume_at_scale(disk.folder, min(disk.rows, 10_240))
     return found | ratios(disk, found)
+
+
+def peer_groups(disk: Disk, chosen: set[str]) -> list[list[str]]:
+    """Formats that lie on the disk together: a few when it has room, else one at a time."""
+    data = [name for name in DATA if any(peer in chosen for peer, _ in peers_of(name))]
+    each = 3 if shutil.disk_usage(disk.folder).free > 6 * disk.rows * ROW_BYTES else 1
+    return [data[at : at + each] for at in range(0, len(data), each)]
 
 
 def ratios(disk: Disk, found: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,10 @@ class Disk:
 
     def start(self, name: str, workers: int, repeats: int) -> None:
         """Cold starts and resumes at 90 % of an epoch, in turn."""
+        with self.machine.turn():
+            self._start(name, workers, repeats)
+
+    def _start(self, name: str, workers: int, repeats: int) -> None:
         state = self.folder / f"{name}.state"
         at = int(0.9 * self.rows) // self.batch * self.batch
         saved = self._run(name, workers, "--samples", str(at), "--save", str(state))
@@ -122,9 +126,10 @@ class Disk:
         names = list(names)
         for turn in range(self.repeats):
             self.round += 1
-            for name, workers in names if turn % 2 == 0 else reversed(names):
-                if (name, workers) not in self.errors:
-                    self.time(name, workers)
+            with self.machine.turn():
+                for name, workers in names if turn % 2 == 0 else reversed(names):
+                    if (name, workers) not in self.errors:
+                        self.time(name, workers)
 
     def best(self, names: Sequence[str]) -> tuple[str, int] | None:
         """The fastest of some cases, at its best worker count."""

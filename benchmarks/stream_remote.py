@@ -64,7 +64,7 @@ def remote(
     publish(folder / "ours")
     found: dict[str, Any] = {}
     for kind, depth in DEPTHS.items():
-        with store.serving(folder, delayed=kind == "delayed") as address:
+        with machine.turn(), store.serving(folder, delayed=kind == "delayed") as address:
             found[kind] = _compare(
                 machine, address, cache, kind=kind, depth=depth, rows=rows, repeats=repeats, batch=batch
             )
@@ -88,17 +88,19 @@ def _compare(
     clients = {name: ["clients", name, url, *more] for name in CLIENTS}
     for turn in range(repeats):
         # Ours beside each client, since what a loopback store gives changes from minute to minute.
-        for name in ("isthmus", *CLIENTS) if turn % 2 == 0 else (*reversed(CLIENTS), "isthmus"):
-            if name in errors:
-                continue
-            python = python_of(None if name == "isthmus" else "clients", cache)
-            result = machine.run(python, ours if name == "isthmus" else clients[name])
-            if "error" in result:
-                errors[name] = result["error"]
-                say(f"{kind} {name}: {result['error']}")
-                continue
-            runs.setdefault(name, []).append(result)
-            say(f"{kind} {name}: {result['samples_per_s']:,.0f} samples/s")
+        names = ("isthmus", *CLIENTS)
+        with machine.turn():
+            for name in names if turn % 2 == 0 else reversed(names):
+                if name in errors:
+                    continue
+                python = python_of(None if name == "isthmus" else "clients", cache)
+                result = machine.run(python, ours if name == "isthmus" else clients[name])
+                if "error" in result:
+                    errors[name] = result["error"]
+                    say(f"{kind} {name}: {result['error']}")
+                    continue
+                runs.setdefault(name, []).append(result)
+                say(f"{kind} {name}: {result['samples_per_s']:,.0f} samples/s")
     clients_found = {
         name: {
             "samples_per_s": median(run["samples_per_s"] for run in of),

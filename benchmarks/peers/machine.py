@@ -26,23 +26,29 @@ class Machine:
     """How cases are run here."""
 
     lock: Path | None = None
-    """A file that is locked while a case runs, for benchmarks that share a machine."""
+    """A file that is locked while cases of one round run, for benchmarks that share a machine."""
     wait_s: float = 20.0
     """How long a run waits for other programs to be idle."""
     tries: int = 3
     """How often a run is made when others disturb it."""
+    held: bool = False
+    """The lock is held already."""
     limit_s: float = 300.0
     """How long a run may take."""
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Holds the lock."""
-        if self.lock is None:
+        """Holds the lock; within it, asked for again, it is held as it is."""
+        if self.lock is None or self.held:
             yield
             return
         with self.lock.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            self.held = True
+            try:
+                yield
+            finally:
+                self.held = False
 
     def run(
         self,
@@ -63,7 +69,8 @@ class Machine:
         """
         best: dict[str, Any] = {}
         for _ in range(self.tries):
-            with self.turn():
+            # Nothing is timed while memory is watched.
+            with contextlib.nullcontext() if watch else self.turn():
                 found = self._once(python, arguments, warm, watch, environment)
             if "error" in found:
                 return found
@@ -83,7 +90,8 @@ class Machine:
     ) -> dict[str, Any]:
         if warm is not None:
             read_all(warm)
-        wait_until_quiet(self.wait_s)
+        if not watch:
+            wait_until_quiet(self.wait_s)
         before, own_before, began = busy_seconds(), _children_seconds(), time.monotonic()
         process = subprocess.Popen(
             [python, "-m", "peers.harness", *arguments],
@@ -123,14 +131,13 @@ class Machine:
 
     def make(self, python: str, arguments: list[str]) -> None:
         """Runs a module's writer. RuntimeError when it fails."""
-        with self.turn():
-            done = subprocess.run(
-                [python, "-m", "peers.harness", *arguments],
-                cwd=HERE,
-                capture_output=True,
-                text=True,
-                timeout=1800,
-            )
+        done = subprocess.run(
+            [python, "-m", "peers.harness", *arguments],
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()[-800:]}")
 
