@@ -62,6 +62,27 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_the_older_checkpoints(
 
 @needs_root
 @pytest.mark.root
+def test_a_disk_that_is_full_for_a_checkpoint_in_the_background(
+    latents: dict[str, str], tmp_path: Path, small_disk: Path
+) -> None:
+    one = {"compute__gpus_per_node": 1, "stages__0__steps": 30}
+    recipe = write_recipe(tmp_path, recipe_data(latents["dit"], **one))
+    run = small_disk / "run"
+    done = train(recipe, run, 1)
+    assert done.returncode == 1
+    assert len(errors(done)) == 1, done.stdout + done.stderr
+    assert "cannot write the checkpoint: the disk is full" in errors(done)[0]
+    assert "Traceback" not in done.stderr
+    committed = RunDirectory(run).checkpoints()
+    assert committed == list(range(2, committed[-1] + 1, 2))
+    failed = committed[-1] + 2
+    assert f"step-{failed:08d}" in errors(done)[0]
+    # The step loop heard of it at the latest when the next checkpoint was due.
+    assert failed <= rows(run)[-1]["step"] <= failed + 2
+
+
+@needs_root
+@pytest.mark.root
 def test_a_read_only_run_directory_is_one_line(
     latents: dict[str, str], tmp_path: Path, small_disk: Path
 ) -> None:
