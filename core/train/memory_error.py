@@ -169,7 +169,7 @@ def _changes(situation: Situation) -> Iterator[Setting]:
     """Settings by what they cost in speed: smaller micro-batches, then recomputing, then sharding, then all of it."""
     now = situation.setting
     recomputing: list[Checkpointing] = [now.checkpointing]
-    recomputing += [option for option in ("selective", True) if _more(option, now.checkpointing)]  # type: ignore[misc]
+    recomputing += [option for option in ("selective", True) if _more(option, now.checkpointing)]
     sharding = [now]
     if now.shards < situation.world_size:
         sharding.append(replace(now, strategy="fsdp", shards=situation.world_size))

@@ -63,13 +63,13 @@ class BlockTimer:
         pairs, self._pairs = self._pairs, []
         if not pairs:
             return 0.0
-        times = [a.elapsed_time(b) / 1e3 if self._cuda else b - a for a, b in pairs]
+        times: list[float] = [a.elapsed_time(b) / 1e3 if self._cuda else b - a for a, b in pairs]
         return sum(times) / len(times)
 
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -91,7 +91,9 @@ class Trackers:
         sinks: Callable[..., Sink] | None = None,
     ) -> None:
         if sinks is None:
-            from isthmus.core.train.tracker_sinks import make_sink as sinks
+            from isthmus.core.train.tracker_sinks import make_sink
+
+            sinks = make_sink
         self._threads = [
             TrackerThread(
                 tracker.name, sinks(tracker, recipe, run, attempt=attempt, step=step), tracker.every, run

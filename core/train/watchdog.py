@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
 from isthmus.core.outcome import FOLDER_VARIABLE, write_outcome
@@ -249,7 +249,9 @@ class Watchdog:
     def _signal(self, ranks: Sequence[int], number: signal.Signals) -> bool:
         """Sends a signal to those ranks that run on this machine; returns whether there are any."""
         sent, folder = False, _folder()
-        for rank in ranks if folder is not None else ():
+        if folder is None:
+            return False
+        for rank in ranks:
             with contextlib.suppress(OSError, ValueError):
                 process = ProcessId.from_json(json.loads((folder / f"rank{rank}.pid").read_text()))
                 if rank != self.rank and process.is_alive():
@@ -324,7 +326,7 @@ def begun_collectives() -> int:
         # Not those of checkpoints, which run beside the training at their own pace.
         if group.group_desc == "default_pg" or group.group_desc.startswith("mesh"):
             with contextlib.suppress(RuntimeError):
-                total += group._get_sequence_number_for_group()
+                total += group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     return total
 
 
@@ -332,7 +334,7 @@ def connect_store() -> Any:
     """A connection of one's own to the store of torchrun's agent, or of rank 0; None for a process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         return None
-    store = dist.TCPStore(
+    store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
@@ -340,7 +342,7 @@ def connect_store() -> Any:
         timeout=datetime.timedelta(seconds=60),
     )
     store.set_timeout(datetime.timedelta(seconds=STORE_S))
-    return dist.PrefixStore("isthmus/alive", store)
+    return PrefixStore("isthmus/alive", store)
 
 
 def _folder() -> Path | None:

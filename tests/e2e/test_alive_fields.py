@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from in_process import run
-from training import rows
+from training import PROMPTS, rows
 
 from isthmus.core.recipe import load_recipe
 from isthmus.core.recipe.schema import Recipe
@@ -242,3 +242,29 @@ def test_out_of_memory_is_one_line_with_the_arithmetic(
     ) as caught:
         run(tmp_path, latents["dit"], "large", {})
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_a_tracker_gets_what_a_training_gives(latents: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    validation = {
+        "prompts": PROMPTS[:1],
+        "every": 4,
+        "sampling_steps": 2,
+        "loss_by_timestep": True,
+        "samples": 8,
+    }
+    found = run(
+        tmp_path,
+        latents["dit"],
+        "tracked",
+        {"validation": validation, "trackers": [{"name": "tensorboard", "every": 2}]},
+    )
+    curves = EventAccumulator(str(tmp_path / "tracked/tensorboard"))
+    curves.Reload()
+    losses = curves.Scalars("train/loss")
+    assert [event.step for event in losses] == [2, 4]
+    assert losses[1].value == pytest.approx(found["losses"][3])
+    assert curves.Scalars("validation/loss")[0].value == pytest.approx(found["validation"][0][1])
+    assert [event.step for event in curves.Images("samples")] == [4]
