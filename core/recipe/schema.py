@@ -150,7 +150,9 @@ class Data(Section):
 
 def _no_fp8(value: Any) -> Any:
     if isinstance(value, str) and value.lower().startswith(("fp8", "float8")):
-        raise ValueError("fp8 is not in this version, which has not been tried on a GPU that computes in it; use bf16")
+        raise ValueError(
+            "bf16 or fp32 (fp8 is not in this version: no GPU that computes in it was at hand to try it)"
+        )
     return value
 
 

@@ -131,8 +131,8 @@ class ObjectiveOverride(Section):
 def _no_8bit(value: Any) -> Any:
     if isinstance(value, str) and "8bit" in value.replace("_", ""):
         raise ValueError(
-            "8-bit moments are not offered: bitsandbytes has no kernel for sharded parameters, and torchao's state is cut "
-            "by rank, so that a checkpoint would not be the same on another world size; use adamw or muon"
+            "adamw or muon (8-bit moments are not offered: bitsandbytes has no kernel for sharded parameters, and torchao's "
+            "state depends on how they are cut, so a checkpoint would not be the same on another world size)"
         )
     return value
 
