@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup system quickstart test test-all check bench format clean
+.PHONY: setup system quickstart test test-all chaos check bench format clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ test: setup system
 # Everything, the slow tests too.
 test-all: test
 	$(PYTEST) tests -m slow --durations 10
+
+# Runs broken in every known way in every phase, 20 minutes: make chaos SEED=7 EVENTS=100. Its log: build/chaos/chaos.log.
+chaos: setup
+	PYTHONPATH=tests/helpers $(BIN)/python tests/faults/chaos.py --seed $(or $(SEED),1) --events $(or $(EVENTS),100)
 
 check: setup
 	$(BIN)/ruff check .

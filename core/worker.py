@@ -33,6 +33,8 @@ from isthmus.storage.rundir.process import ProcessId, die_with_parent
 
 TRAINER = "isthmus.core.train"
 LEASE_SECONDS = 60.0
+STORE_PATIENCE_S = 30.0
+"""For which the store may be away before the worker gives up; less than a lease lasts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         worker = Worker(
             recipe_file=options.recipe,
-            run=RunDirectory(options.run),
+            run=RunDirectory(options.run, patience=STORE_PATIENCE_S),
             cluster=options.cluster,
             module=options.module,
             grace=options.grace,

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 recipe = resolve(load_recipe(options.recipe).recipe, "local")
             except IsthmusError as error:
                 raise shared(error) from None
-            ending = train(recipe, RunDirectory(options.run), signals=signals)
+            run = RunDirectory(options.run, patience=recipe.checkpoint.retry_budget)
+            ending = train(recipe, run, signals=signals)
     except IsthmusError as error:
         culprit = vars(error).get("culprit")
         write_outcome("failed", cause=str(error), exit_code=error.exit_code, culprit=culprit)

@@ -31,11 +31,11 @@ from isthmus.core.train.parallel import Engine
 from isthmus.core.train.phases import phase
 from isthmus.core.train.saving_flight import Flight, as_shared
 from isthmus.core.train.saving_plan import Planned, Signature, plan, signature
-from isthmus.core.train.saving_retries import may_pass, persistently
 from isthmus.core.train.trainer_state import Identity, TrainerState, check_identity, read_state
 from isthmus.core.train.weights import clean, local
 from isthmus.errors import CheckpointError, IsthmusError, StorageError
 from isthmus.storage.ranges.causes import words_of
+from isthmus.storage.rundir.patience import may_pass, persistently
 
 Result = TypeVar("Result")
 

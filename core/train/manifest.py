@@ -21,9 +21,9 @@ from typing import Any
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from isthmus.core.train.saving_retries import may_pass, persistently
 from isthmus.errors import CheckpointError, StorageError
 from isthmus.storage import filesystems
+from isthmus.storage.rundir.patience import may_pass, persistently
 
 FORMAT = 1
 _PIECE = 1 << 22

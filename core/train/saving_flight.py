@@ -24,9 +24,9 @@ from isthmus.core.train import manifest
 from isthmus.core.train.agreement import everywhere, shared
 from isthmus.core.train.phases import phase
 from isthmus.core.train.saving_plan import Planned
-from isthmus.core.train.saving_retries import persistently
 from isthmus.core.train.trainer_state import STATE_FILE
 from isthmus.errors import IsthmusError, StorageError
+from isthmus.storage.rundir.patience import persistently
 from isthmus.storage.uploads import Uploads
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from isthmus.storage import filesystems
 from isthmus.storage.rundir import lease as leases
 from isthmus.storage.rundir.lease import Lease
 from isthmus.storage.rundir.metrics import MetricsWriter, last_attempt, read_rows
-from isthmus.storage.rundir.store import open_store
+from isthmus.storage.rundir.patience import PatientStore
+from isthmus.storage.rundir.store import Store, open_store
 
 EVENT_TYPES = frozenset(
     {
@@ -44,10 +45,16 @@ class RunDirectory:
     """Reads and writes a run directory at a URI; making one touches nothing.
 
     Every method that writes raises StorageError, naming path and cause, when the store refuses.
+
+    Args:
+        uri: a path, or of an object store.
+        patience: seconds for which an operation is tried again while the store is away or asks for fewer requests. For
+            those who train: someone who waits before a terminal is told at once.
     """
 
-    def __init__(self, uri: str | Path) -> None:
-        self._store = open_store(str(uri))
+    def __init__(self, uri: str | Path, *, patience: float = 0.0) -> None:
+        store = open_store(str(uri))
+        self._store: Store = PatientStore(store, patience) if patience else store
         self.uri = self._store.uri
 
     def __repr__(self) -> str:

@@ -78,7 +78,8 @@ class Course:
 
     def _possible(self, plan: Plan) -> bool:
         at = self.committed.newest()
-        if any(event.action == "flip" for event in plan) and len(self.committed.check()) < 2:
+        flips = sum(event.action == "flip" for event in plan)
+        if flips and len(self.committed.check()) <= flips:
             return False
         if any(event.action == "fill-disk" for event in plan) and not isinstance(self.place, Disk):
             return True  # to be skipped, with a line
@@ -103,13 +104,13 @@ class Course:
         if any(event.action == "fill-disk" for event in during) and not isinstance(self.place, Disk):
             during = [event for event in during if event.action != "fill-disk"]
             self.say("-", "fill-disk", "skipped: mounting a small disk needs root")
-        flipped = None
+        flipped: list[tuple[int, str]] = []
         for event in before:
             if event.action == "resize":
                 self._did(event, f"world size {self.size} -> {event.size}", "")
                 self.size = event.size
             else:
-                flipped = self._flip(event)
+                flipped.append(self._flip(event))
         if self.frozen is not None:
             phase = self._dice.choice(["staged", "writing", "before-commit"])
             during.insert(0, Event(action="thaw", phase=phase, hold=_SLOWLY))
@@ -173,15 +174,14 @@ class Course:
         self.finished = True
         self.committed.check()
 
-    def _check_resumed(self, attempt: Attempt, newest: int, flipped: tuple[int, str] | None) -> None:
-        """That an attempt went on from the newest good checkpoint, and named the damaged one."""
+    def _check_resumed(self, attempt: Attempt, newest: int, flipped: list[tuple[int, str]]) -> None:
+        """That an attempt went on from the newest good checkpoint, and named the damaged ones."""
         steps = [event["step"] for event in events_of(self.run, attempt.number) if event["type"] == "resumed"]
         if steps and steps[0] != newest:
             raise Broken(
                 f"attempt {attempt.number} resumed from step {steps[0]}, the newest good one is {newest}"
             )
-        if flipped is not None and steps:
-            step, name = flipped
+        for step, name in flipped if steps else []:
             words = [line for line in attempt.output().splitlines() if f"step {step} is damaged" in line]
             if not words or name not in words[0]:
                 raise Broken(f"the flipped byte in {name} of step {step} was not named: {words}")

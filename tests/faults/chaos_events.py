@@ -74,7 +74,7 @@ COMBINATIONS: dict[str, list[tuple[str, str]]] = {
         *[("flip", "")] * 4,
     ],
     "store": [
-        *(("unavailable", phase) for phase in PHASES if phase not in {"stage-change", "validating"}),
+        *(("unavailable", phase) for phase in PHASES),
         *(("kill-rank", phase) for phase in ("writing", "uploaded", "before-commit", "pruning")),
         ("kill-worker", "uploaded"),
         ("evict", "writing"),
