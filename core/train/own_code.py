@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from isthmus.core.models.bringing import bring
+from isthmus.core.models.denoisers import find
 from isthmus.core.models.presets import CLASSES
 from isthmus.core.packaging import Package, digest_of, pack
 from isthmus.core.recipe.schema import Recipe
@@ -16,8 +17,8 @@ from isthmus.errors import PluginError, UsageError
 from isthmus.storage.rundir import RunDirectory
 
 
-def bring_code(recipe: Recipe, run: RunDirectory) -> Recipe:
-    """Bring the recipe's `code`, if it has any, into every rank; the recipe then names its hash.
+def bring_code(recipe: Recipe, run: RunDirectory) -> None:
+    """Bring the recipe's `code`, if it has any, into every rank, and see that a team's own family is there.
 
     A launcher has put the code into the run directory and the hash into the recipe. Without one (a trainer that was
     started by hand) rank 0 does both, and refuses a folder that has changed since the run began.
@@ -25,12 +26,16 @@ def bring_code(recipe: Recipe, run: RunDirectory) -> Recipe:
     Raises:
         UsageError, StorageError, DataError, PluginError: on all ranks, see `core/packaging.py` and `bring`.
     """
-    code = recipe.code
-    if code is None:
-        return recipe
-    digest = on_rank_0(lambda: digest_of(code) or _packaged(code, run).sha256)
-    everywhere(lambda: bring(run, digest))
-    return recipe
+    code, family = recipe.code, recipe.model.family
+    if code is not None:
+        digest = on_rank_0(lambda: digest_of(code) or _packaged(code, run).sha256)
+        everywhere(lambda: bring(run, digest))
+    if family not in CLASSES:
+        everywhere(lambda: _findable(family))
+
+
+def _findable(family: str) -> None:
+    find(family)
 
 
 def _packaged(folder: str, run: RunDirectory) -> Package:

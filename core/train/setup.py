@@ -89,7 +89,8 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         lambda: spent_hours(run.events("started"), run.read_metrics("train", all_attempts=True), attempt)
     )
 
-    recipe = settled(bring_code(recipe, run), run)
+    bring_code(recipe, run)
+    recipe = settled(recipe, run)
     denoiser = build_denoiser(recipe.model, recipe.seed)
     check_same_weights(denoiser, recipe)
     start_weights(denoiser, recipe, run)
