@@ -71,7 +71,7 @@ def test_two_processes_in_bf16_with_recomputing_follow_one_in_fp32(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sana", "flux"])
+@pytest.mark.parametrize("family", ["flux"])
 def test_a_new_family_resumes_bit_for_bit_under_fsdp(
     latents: dict[str, str], tmp_path: Path, family: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_each_field_acts_in_its_own_stage_alone(latents: dict[str, str], tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["dit", "mmdit", "flux"])
+@pytest.mark.parametrize("family", ["dit", "flux"])
 def test_masked_training_is_the_same_on_two_processes(
     latents: dict[str, str], tmp_path: Path, family: str
 ) -> None:
