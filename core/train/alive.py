@@ -81,7 +81,7 @@ class Alive:
         recipe, engine = setup.recipe, setup.engine
         lead = engine.rank == 0
         if engine.world_size > 1:
-            self._timer = BlockTimer(plain(engine.model), engine.device)
+            self._timer = BlockTimer(plain(engine.model), engine.device, engine.model)
             self._meter = StragglerMeter(engine.rank, engine.world_size, self._timer)
             watched = recipe.watchdog
             self._stragglers = StragglerWatch(
@@ -127,8 +127,12 @@ class Alive:
 
     def timing(self, on: bool) -> None:
         """Whether forward passes are those of a training step."""
-        if self._timer is not None:
-            self._timer.wanted = on
+        if self._timer is None:
+            return
+        if on:
+            self._timer.begin()
+        else:
+            self._timer.wanted = False
 
     def take_parts(self) -> list[float]:
         """This rank's parts of the interval; to be summed over ranks."""

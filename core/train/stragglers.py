@@ -1,10 +1,10 @@
 """Finds the rank that makes the others wait, while all still make progress.
 
-Every rank needs the same step time, since all wait for the slowest; what differs is where it goes. Three parts of it
+Every rank needs the same step time, since all wait for the slowest; what differs is where it goes. Four parts of it
 hold no waiting for others, and are compared: the wait for data; the rank's own time, which is the step without
-data and exposed communication (`throughput.py`); and the forward pass of one block, timed on the device. The last
-is there for fsdp and hsdp, whose gathers of weights make ranks wait inside the passes, where no clock on the host can
-tell; within a block there is no exchange.
+data and exposed communication (`throughput.py`); the host's work from the batch to the forward pass; and the forward
+pass of one block, timed on the device. The last two are there for fsdp and hsdp, whose gathers of weights make ranks
+wait inside the passes, in what looks like their own time; before the passes and within a block there is no exchange.
 
 A rank's parts ride in the all-reduce that collects the loaders' counters every few seconds (`reading.py`).
 """
@@ -22,8 +22,9 @@ from torch import nn
 
 from isthmus.core.models.families import blocks
 
-PARTS = ("data", "own", "wait", "block")
-"""Seconds a step: waiting for data, computing and the rest, waiting for others, forward pass of the measured block."""
+PARTS = ("data", "own", "wait", "host", "block")
+"""Seconds a step: waiting for data, computing and the rest, waiting for others, from the batch to the forward pass, and
+the forward pass of the measured block."""
 _LEAST_SHARE = 0.05
 """Of the step: a part that is longer by less makes nobody wait to speak of."""
 _SAMPLES = 8
@@ -31,20 +32,27 @@ _SAMPLES = 8
 _WORDS = {
     "data": "waits {ratio} as long for data as the median rank",
     "own": "needs {ratio} the time of the median rank for itself",
+    "host": "needs {ratio} the time of the median rank to prepare a step",
     "block": "computes a block in {ratio} the time of the median rank",
 }
 
 
 class BlockTimer:
-    """Times the forward pass of the middle block: within it there is no exchange, whatever the strategy.
+    """Times the way to the forward pass, and that of the middle block: there is no exchange, whatever the strategy.
 
     Args:
         model: as prepared, compiled or not.
         device: that computes.
+        outer: what is called, when it is wrapped around the model.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, outer: nn.Module | None = None) -> None:
         found = blocks(model)
+        self.host = 0.0
+        """Seconds from the beginning of the newest step to its first forward pass."""
+        self._started: float | None = None
+        # First of all, so before FSDP2 gathers the first weights.
+        (model if outer is None else outer).register_forward_pre_hook(self._arrive, prepend=True)
         self.count = len(found)
         """Blocks of the model."""
         self.wanted = False
@@ -57,6 +65,14 @@ class BlockTimer:
             # Made after FSDP2's own, so they run within: after the gather and before the weights are let go.
             middle.register_forward_pre_hook(torch._dynamo.disable(self._begin))  # type: ignore[no-untyped-call]
             middle.register_forward_hook(torch._dynamo.disable(self._end))  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """A step of training begins."""
+        self.wanted, self._started = True, time.perf_counter()
+
+    def _arrive(self, *_: Any) -> None:
+        if self._started is not None:
+            self.host, self._started = time.perf_counter() - self._started, None
 
     def take(self) -> float:
         """Mean seconds of the passes since the last call; 0 without any. The device must have done them."""
@@ -91,7 +107,7 @@ class StragglerMeter:
 
     def __init__(self, rank: int, world_size: int, timer: BlockTimer | None = None) -> None:
         self._rank, self._size, self._timer = rank, world_size, timer
-        self._sums = {"data": 0.0, "own": 0.0, "wait": 0.0}
+        self._sums = {"data": 0.0, "own": 0.0, "wait": 0.0, "host": 0.0}
         self._steps = 0
 
     def add(self, *, seconds: float, data: float, wait: float) -> None:
@@ -100,6 +116,7 @@ class StragglerMeter:
         self._sums["data"] += data
         self._sums["wait"] += wait
         self._sums["own"] += max(0.0, seconds - data - wait)
+        self._sums["host"] += self._timer.host if self._timer is not None else 0.0
 
     def take(self) -> list[float]:
         """This rank's parts in its place of all ranks, seconds a step; the next interval begins."""

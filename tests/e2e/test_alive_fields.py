@@ -192,7 +192,13 @@ def test_the_limits_reach_those_who_keep_them(
 
 
 def test_when_a_straggler_is_named_is_the_recipes() -> None:
-    slow = {"data": [0.0, 0.0], "own": [1.0, 1.8], "wait": [0.8, 0.0], "block": [0.0, 0.0]}
+    slow = {
+        "data": [0.0, 0.0],
+        "own": [1.0, 1.8],
+        "wait": [0.8, 0.0],
+        "host": [0.0, 0.0],
+        "block": [0.0, 0.0],
+    }
     told: dict[str, int] = {}
     for name, field in [
         ("default", "watchdog={}"),

@@ -110,12 +110,16 @@ def test_a_slow_rank_is_named_while_training_goes_on(
     code, output, run = worker(tmp_path, "slow 1 0.1", recipe)
     assert code == 0, output
     alarms = [event for event in run.events("alarm") if event["metric"] == "straggler"]
-    assert [(alarm["rank"], alarm["part"]) for alarm in alarms] == [(1, "own")], output
+    # Under ddp a peer waits in the exchange of gradients, under fsdp already in the forward pass.
+    parts = {"ddp": ("own", "host"), "fsdp": ("host",)}[strategy]
+    assert [alarm["rank"] for alarm in alarms] == [1], output
+    assert alarms[0]["part"] in parts
     found = rows(run.uri, "ranks")
     assert len(found) > 3
-    assert found[-1]["own_max_rank"] == 1
-    assert found[-1]["wait_max_rank"] == 0, "the fast one waits"
-    assert found[-1]["block_s"] > 0
+    assert found[-2]["host_max_rank"] == 1
+    if strategy == "ddp":
+        assert found[-2]["wait_max_rank"] == 0, "the fast one waits"
+    assert found[-2]["block_s"] > 0
 
 
 @pytest.mark.slow

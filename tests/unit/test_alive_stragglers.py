@@ -13,7 +13,7 @@ from isthmus.core.train.stragglers import PARTS, BlockTimer, StragglerMeter, Str
 
 
 def parts(**changes: list[float]) -> dict[str, list[float]]:
-    calm = {"data": [0.01] * 4, "own": [1.0] * 4, "wait": [0.1] * 4, "block": [0.02] * 4}
+    calm = {"data": [0.01] * 4, "own": [1.0] * 4, "wait": [0.1] * 4, "host": [0.01] * 4, "block": [0.02] * 4}
     return calm | changes
 
 
@@ -63,7 +63,7 @@ def test_what_is_no_straggler(calm: dict[str, list[float]]) -> None:
 
 
 def test_of_two_ranks_the_slower_is_compared_with_the_faster() -> None:
-    two = {"data": [0.0, 0.0], "own": [1.0, 1.6], "wait": [0.6, 0.0], "block": [0.0, 0.0]}
+    two = {"data": [0.0, 0.0], "own": [1.0, 1.6], "wait": [0.6, 0.0], "host": [0.0, 0.0], "block": [0.0, 0.0]}
     (found,) = StragglerWatch(1.5, 1.0).observe(two, 15.0)
     assert found.rank == 1
 
@@ -76,7 +76,7 @@ def test_parts_of_an_interval_are_means_over_its_steps_in_the_ranks_place() -> N
     assert set(found) == set(PARTS)
     assert found["data"] == [0.0, 0.1, 0.0]
     assert found["own"] == pytest.approx([0.0, 0.95, 0.0])
-    assert meter.take() == [0.0] * 12
+    assert meter.take() == [0.0] * 15
     row = figures(parts(own=[1.0, 3.0, 2.0, 1.0]))
     assert (row["own_s"], row["own_max_s"], row["own_max_rank"]) == (1.0, 3.0, 1)
 
@@ -89,7 +89,7 @@ def test_a_block_is_timed_and_computes_what_it_did(backend: str | None) -> None:
             block.compile(backend=backend)
         timer = BlockTimer(model, torch.device("cpu")) if timed else None
         if timer is not None:
-            timer.wanted = True
+            timer.begin()
         generator = torch.Generator().manual_seed(0)
         for _ in range(12):
             found = model(
@@ -100,6 +100,7 @@ def test_a_block_is_timed_and_computes_what_it_did(backend: str | None) -> None:
             )[0]
         found.sum().backward()
         gradient = model.transformer_blocks[1].attn1.to_q.weight.grad
+        assert timer is None or 0 < timer.host < 5
         return (found.detach(), gradient), timer.take() if timer is not None else 0.0
 
     (plain, gradient), _ = output(False)
