@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from isthmus.errors import StorageError
 from isthmus.storage import filesystems
 from isthmus.storage.ranges import clients
-from isthmus.storage.ranges.causes import Cause
+from isthmus.storage.ranges.causes import Cause, ReadFailed
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.open import connect
 from isthmus.storage.ranges.retry import Retry, RetryPolicy
@@ -38,6 +38,9 @@ class Uploads:
     Args:
         root: a folder or prefix; made when the first file is written.
         budget_s: how long a write that fails is tried again, from its first failure.
+
+    Raises:
+        StorageError, UsageError: no credentials, or a storage account that nobody names.
     """
 
     def __init__(self, root: str, *, budget_s: float) -> None:
@@ -54,7 +57,12 @@ class Uploads:
         # Made here, in the thread of the caller: a client that is made lazily would be made by several threads.
         scheme = filesystems.scheme_of(root)
         if scheme in clients.OBJECT_SCHEMES and clients.obstore_usable():
-            self._client, self._prefix = clients.connect(root, policy, writing=True)
+            try:
+                self._client, self._prefix = clients.connect(root, policy, writing=True)
+            except ReadFailed as error:
+                raise StorageError(
+                    f"cannot write: {error.cause.words}", where=root, hint=error.cause.hint
+                ) from error
         elif not self.local:
             self._files, self._prefix = connect(root, policy, retries=_RETRIES)
 

@@ -36,6 +36,7 @@ from isthmus.core.train.weights import clean, local
 from isthmus.errors import CheckpointError, IsthmusError, StorageError
 from isthmus.storage.ranges.causes import words_of
 from isthmus.storage.rundir.patience import may_pass, persistently
+from isthmus.storage.uploads import Uploads
 
 Result = TypeVar("Result")
 
@@ -109,6 +110,7 @@ class Checkpoints:
         self.token = token
         """The lease's, checked before committing; None where there is no lease."""
         self._planned: Planned | None = None
+        self._uploads: Uploads | None = None
         self._prune_failed = False
         self._flight: Flight | None = None
         self._group = (
@@ -118,12 +120,13 @@ class Checkpoints:
         )
 
     def prepare(self) -> None:
-        """Plan who writes what and make the memory for it, so that the first checkpoint need not.
+        """Plan who writes what, make the memory for it and a client, so that the first checkpoint need not.
 
         Raises:
             TrainingFailed: there is no memory for the copy; on all ranks.
         """
         self._plan(signature(live_state(self.engine, self.ema)))
+        self._sender()
 
     def begin(
         self,
@@ -155,6 +158,7 @@ class Checkpoints:
         phase("staged", state.step)
         self._flight = flight = Flight(
             run=self.run,
+            uploads=self._sender(),
             step=state.step,
             state=json.dumps(asdict(state), indent=1).encode(),
             planned=planned,
@@ -226,6 +230,12 @@ class Checkpoints:
             )
             raise shared(error)
         return None
+
+    def _sender(self) -> Uploads:
+        if self._uploads is None:
+            parent = self.run.checkpoint_uri(0).rsplit("/", 1)[0]
+            self._uploads = Uploads(parent, budget_s=self.settings.retry_budget)
+        return self._uploads
 
     def _plan(self, wanted: Signature) -> Planned:
         if self._planned is None or self._planned.signature != wanted:

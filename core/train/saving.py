@@ -103,7 +103,8 @@ class Saving:
 
     def land(self) -> None:
         """Wait for the checkpoint in flight. Raises what it failed of, on all ranks."""
-        self._land(None)
+        if not self._land(None):
+            raise shared(StorageError(f"cannot write the checkpoint: not done within {WRITE_LIMIT_S:.0f} s"))
 
     def take_stall(self) -> float:
         """Seconds that training stood still for checkpoints since this was last asked."""
@@ -139,8 +140,7 @@ class Saving:
             self.rhythm.done()
             if background:
                 return
-        if not self._land(None):
-            raise shared(StorageError(f"cannot write the checkpoint: not done within {WRITE_LIMIT_S:.0f} s"))
+        self.land()
 
     def _leave_out(self, step: int) -> None:
         assert self._flight is not None

@@ -45,6 +45,8 @@ class Flight:
     """
 
     run: Run
+    uploads: Uploads
+    """Of the folder of all checkpoints."""
     step: int
     state: bytes
     """The content of `trainer.json`."""
@@ -90,7 +92,7 @@ class Flight:
         uri = self.run.checkpoint_uri(self.step)
         self._on_rank_0(self._clear)
         phase("writing", self.step)
-        parts = everywhere(lambda: _saying(uri, lambda: self._send(uri)), self.group)
+        parts = everywhere(lambda: _saying(uri, self._send), self.group)
         phase("uploaded", self.step)
         files = {name: facts for part in parts for name, facts in part.items()}
         self.bytes = sum(int(facts["size"]) for facts in files.values())
@@ -108,11 +110,11 @@ class Flight:
         # What is there is an attempt's leftover, or one that was found damaged: its step is being done again.
         self._keep_trying(lambda: self.run.remove_checkpoint(self.step))
 
-    def _send(self, uri: str) -> dict[str, dict[str, Any]]:
+    def _send(self) -> dict[str, dict[str, Any]]:
         files: dict[str, memoryview | bytes] = dict(self.planned.image.files())
         if self.rank == 0:
             files |= {".metadata": self.planned.metadata, STATE_FILE: self.state}
-        return send(Uploads(uri, budget_s=self.retry_budget), files)
+        return send(self.uploads, self.run.checkpoint_uri(self.step).rsplit("/", 1)[1], files)
 
     def _commit(self, files: Mapping[str, Mapping[str, Any]], started: float) -> None:
         if self.before_commit is not None:
@@ -140,8 +142,8 @@ class Flight:
         persistently(work, self.retry_budget)
 
 
-def send(uploads: Uploads, files: Mapping[str, memoryview | bytes]) -> dict[str, dict[str, Any]]:
-    """Sends files, several at a time, and hashes them from the same memory meanwhile.
+def send(uploads: Uploads, folder: str, files: Mapping[str, memoryview | bytes]) -> dict[str, dict[str, Any]]:
+    """Sends files into a folder, several at a time, and hashes them from the same memory meanwhile.
 
     Returns:
         Name -> {size, sha256}.
@@ -162,7 +164,7 @@ def send(uploads: Uploads, files: Mapping[str, memoryview | bytes]) -> dict[str,
                     return
                 name = waiting.pop()
             try:
-                uploads.put(name, files[name])
+                uploads.put(f"{folder}/{name}", files[name])
             except Exception as error:  # noqa: BLE001 - raised below
                 with lock:
                     errors.append(error)
@@ -187,6 +189,8 @@ def send(uploads: Uploads, files: Mapping[str, memoryview | bytes]) -> dict[str,
         thread.join()
     if errors:
         raise errors[0]
+    if described.keys() != files.keys():
+        raise StorageError("a thread ended without its hashes")
     return described
 
 

@@ -48,16 +48,16 @@ def check(root: str, described: dict[str, dict[str, Any]]) -> None:
     files, path = filesystems.filesystem(root)
     files.invalidate_cache()
     for name, data in FILES.items():
-        assert files.cat_file(f"{path}/{name}") == data, name
+        assert files.cat_file(f"{path}/step/{name}") == data, name
         assert described[name] == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def test_s3(s3: Store, client: str) -> None:
-    check(s3.root, send(uploads.Uploads(s3.root, budget_s=5), FILES))
+    check(s3.root, send(uploads.Uploads(s3.root, budget_s=5), "step", FILES))
 
 
 def test_blob(blob: Store, client: str) -> None:
-    check(blob.root, send(uploads.Uploads(blob.root, budget_s=5), FILES))
+    check(blob.root, send(uploads.Uploads(blob.root, budget_s=5), "step", FILES))
 
 
 def test_parts_are_retried_one_by_one(
@@ -70,7 +70,7 @@ def test_parts_are_retried_one_by_one(
     server.fail(refused(500, "InternalError"), times=1, method="POST", match="large")
     if client == "obstore":
         server.fail(reset(0.0), times=1, method="PUT", match="large", after=3)
-    check(s3.root, send(uploads.Uploads(s3.root, budget_s=30), FILES))
+    check(s3.root, send(uploads.Uploads(s3.root, budget_s=30), "step", FILES))
     assert server.count("PUT", "large") > 3
 
 
@@ -81,7 +81,7 @@ def test_blocks_of_blob_are_retried(blob: Store, faulty: Faulty, no_credentials:
         connection_string(f"{server.url}/{blob.endpoint.rpartition('/')[2]}"),
     )
     server.fail(refused(503, "ServerBusy"), times=3, method="PUT", match="large")
-    check(blob.root, send(uploads.Uploads(blob.root, budget_s=30), FILES))
+    check(blob.root, send(uploads.Uploads(blob.root, budget_s=30), "step", FILES))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_store_that_goes_on_refusing_is_one_line_within_the_budget(
         server.fail(fault, times=10**6, method=method)
     started = time.monotonic()
     with pytest.raises(StorageError, match=says) as caught:
-        send(uploads.Uploads(s3.root, budget_s=0.5), FILES)
+        send(uploads.Uploads(s3.root, budget_s=0.5), "step", FILES)
     assert time.monotonic() - started < 20
     assert "\n" not in str(caught.value)
     assert s3.root in str(caught.value)
@@ -109,7 +109,7 @@ def test_a_store_that_goes_on_refusing_is_one_line_within_the_budget(
 
 def test_no_bucket_is_one_line(s3: Store, client: str) -> None:
     with pytest.raises(StorageError, match="cannot write") as caught:
-        send(uploads.Uploads("s3://no-such-bucket-here/data", budget_s=0.5), FILES)
+        send(uploads.Uploads("s3://no-such-bucket-here/data", budget_s=0.5), "step", FILES)
     assert "\n" not in str(caught.value)
 
 
