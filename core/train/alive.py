@@ -81,7 +81,8 @@ class Alive:
         recipe, engine = setup.recipe, setup.engine
         lead = engine.rank == 0
         if engine.world_size > 1:
-            self._timer = BlockTimer(plain(engine.model), engine.device, engine.model)
+            compiled = bool(recipe.parallel.compile)
+            self._timer = BlockTimer(plain(engine.model), engine.device, engine.model, compiled=compiled)
             self._meter = StragglerMeter(engine.rank, engine.world_size, self._timer)
             watched = recipe.watchdog
             self._stragglers = StragglerWatch(

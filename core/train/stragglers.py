@@ -44,9 +44,17 @@ class BlockTimer:
         model: as prepared, compiled or not.
         device: that computes.
         outer: what is called, when it is wrapped around the model.
+        compiled: whether blocks are.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, outer: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        outer: nn.Module | None = None,
+        *,
+        compiled: bool = False,
+    ) -> None:
         found = blocks(model)
         self.host = 0.0
         """Seconds from the beginning of the newest step to its first forward pass."""
@@ -62,9 +70,13 @@ class BlockTimer:
         self._pairs: list[tuple[Any, Any]] = []
         if found:
             middle = found[len(found) // 2]
-            # Made after FSDP2's own, so they run within: after the gather and before the weights are let go.
-            middle.register_forward_pre_hook(torch._dynamo.disable(self._begin))  # type: ignore[no-untyped-call]
-            middle.register_forward_hook(torch._dynamo.disable(self._end))  # type: ignore[no-untyped-call]
+            # Made after FSDP2's own, so they run within: after the gather and before the weights are let go. A compiler
+            # would trace them, and a clock cannot be compiled; without one, its import is spared.
+            hooks = [self._begin, self._end]
+            if compiled:
+                hooks = [torch.compiler.disable(hook) for hook in hooks]  # type: ignore[no-untyped-call]
+            middle.register_forward_pre_hook(hooks[0])
+            middle.register_forward_hook(hooks[1])
 
     def begin(self) -> None:
         """A step of training begins."""

@@ -87,7 +87,7 @@ def test_a_block_is_timed_and_computes_what_it_did(backend: str | None) -> None:
         model = build_from_config("PixArtTransformer2DModel", MODELS["dit"], 0)
         for block in blocks(model) if backend else ():
             block.compile(backend=backend)
-        timer = BlockTimer(model, torch.device("cpu")) if timed else None
+        timer = BlockTimer(model, torch.device("cpu"), compiled=backend is not None) if timed else None
         if timer is not None:
             timer.begin()
         generator = torch.Generator().manual_seed(0)
