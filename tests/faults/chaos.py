@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -98,6 +99,7 @@ class Chaos:
     def _run(self, kind: str, place: Place) -> None:
         number = len(self.state["courses"]) + 1
         name = f"course-{number:02d}"
+        shutil.rmtree(self.work / name, ignore_errors=True)  # of a call that was interrupted
         queue = [[Event(**event) for event in plan] for plan in self.state["queues"][kind]]
         course = Course(kind, name, self.work / name, place, self._say, f"{self.state['seed']} {number}")
         self._course = course
@@ -114,7 +116,7 @@ class Chaos:
         except Broken as broken:
             self.state["broken"].append(f"course {number} ({kind}), attempt {course.attempts}: {broken}")
             self._say("end", "BROKEN", str(broken))
-            if place.root.startswith("/"):
+            if Path(course.uri).exists():
                 shutil.copytree(course.uri, self.work / f"broken-{number:02d}", dirs_exist_ok=True)
         finally:
             course.close()
@@ -142,7 +144,9 @@ class Chaos:
             check_equal(products(course.run), products(reference))
             return found | {"equal": "bit for bit"}
         schedule = schedule_of(keys)
-        again = self._train(self.work / f"again-{len(self.state['courses']) + 1:02d}", schedule)
+        place = self.work / f"again-{len(self.state['courses']) + 1:02d}"
+        shutil.rmtree(place, ignore_errors=True)
+        again = self._train(place, schedule)
         errors = relative_error(course.run, again)
         if max(errors.values()) > RELATIVE_ERROR:
             raise Broken(f"differs from a fault-free run of the same schedule {schedule}: {errors}")
@@ -226,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=list(SHARES), default=list(SHARES))
     options = parser.parse_args(arguments)
     chaos = Chaos(options.work, options.seed, options.events, options.kinds)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         chaos.go(options.courses)
     print("\n".join(chaos.summary()))

@@ -17,6 +17,8 @@ from isthmus.storage.rundir import RunDirectory
 
 LAST_BORDER = sum(steps for *_, steps in STAGES[:-1])
 SHORT_LEASE_S = 3
+MOST_ATTEMPTS = 10
+"""After these nothing more happens to a run: a course takes two to three minutes."""
 _SLOWLY = 0.3
 """How long training stands still at each checkpoint where another process must start beside it."""
 
@@ -63,6 +65,8 @@ class Course:
         """
         while not self.finished:
             plan = next((plan for plan in queue if self._possible(plan)), None)
+            if self.attempts >= MOST_ATTEMPTS:
+                plan = None
             if plan is not None:
                 queue.remove(plan)
             left = self.attempt(plan or [])
@@ -113,7 +117,8 @@ class Course:
                 flipped.append(self._flip(event))
         if self.frozen is not None:
             phase = self._dice.choice(["staged", "writing", "before-commit"])
-            during.insert(0, Event(action="thaw", phase=phase, hold=_SLOWLY))
+            # The second one: by then the step at which the other one fell asleep is committed.
+            during.insert(0, Event(action="thaw", phase=phase, nth=2))
         newest = self.committed.newest()
         attempt = self._start(during)
         try:
