@@ -18,4 +18,6 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     from training import make_latents
 
     root = tmp_path_factory.mktemp("latents")
-    return {family: make_latents(root / family, family) for family in ("dit", "unet", "mmdit", "sana", "flux")}
+    return {
+        family: make_latents(root / family, family) for family in ("dit", "unet", "mmdit", "sana", "flux")
+    }

@@ -114,7 +114,9 @@ def _init_from(recipe: Recipe) -> None:
     place = recipe.model.init_from
     if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
         raise UsageError(
-            "no such folder", where=f"model.init_from {place}", hint="a folder or URI of a diffusers checkpoint"
+            "no such folder",
+            where=f"model.init_from {place}",
+            hint="a folder or URI of a diffusers checkpoint",
         )
 
 

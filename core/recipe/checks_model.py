@@ -42,7 +42,9 @@ def _own_family(recipe: Recipe) -> list[Problem]:
     if recipe.code is None and not _plugins():
         guess = closest(family, CLASSES)
         hint = f"{', '.join(CLASSES)}, or one of your own, from `code` or an installed plugin"
-        return [Problem(path, f"there is no family `{family}`", f"did you mean `{guess}`?" if guess else hint)]
+        return [
+            Problem(path, f"there is no family `{family}`", f"did you mean `{guess}`?" if guess else hint)
+        ]
     if model.preset is not None:
         message = f"presets are of isthmus's families, model.family is {family}"
         return [Problem(("model", "preset"), message, "leave it out")]
