@@ -103,14 +103,18 @@ class Flight:
             self.prune(self.step)
 
     def _clear(self) -> None:
-        # An attempt that slept through its lease must not remove what its successor has written meanwhile.
-        if self.token is not None:
-            token = self.token
-            self._keep_trying(lambda: self.run.check_token(token))
+        self._check_token()
         # What is there is an attempt's leftover, or one that was found damaged: its step is being done again.
         self._keep_trying(lambda: self.run.remove_checkpoint(self.step))
 
+    def _check_token(self) -> None:
+        # An attempt that slept through its lease must touch nothing that its successor has written meanwhile.
+        if self.token is not None:
+            token = self.token
+            self._keep_trying(lambda: self.run.check_token(token))
+
     def _send(self) -> dict[str, dict[str, Any]]:
+        self._check_token()
         files: dict[str, memoryview | bytes] = dict(self.planned.image.files())
         if self.rank == 0:
             files |= {".metadata": self.planned.metadata, STATE_FILE: self.state}

@@ -15,7 +15,7 @@ import psutil
 from chaos_events import WRITING, Event
 from training import environment
 
-LIMIT_S = 90.0
+LIMIT_S = 150.0
 """No wait is longer: whoever takes longer hangs."""
 _POLL_S = 0.0015
 
