@@ -15,9 +15,9 @@ class Watchdog(Section):
     """What notices that training hangs, drags or is about to run out of disk."""
 
     limit: Literal["auto"] | Duration = "auto"
-    """How long a rank may be without progress before all end with a report of who is where; auto: data.wait_limit and a minute, at least 10 min. Starting, checkpoints and validation may take three times that."""
+    """How long a rank may be without progress before all end with a report of who is where; auto: data.wait_limit and a minute, at least 10 min. Starting and validation may take three times that, a checkpoint six times."""
     collective_timeout: Literal["auto"] | Duration = "auto"
-    """Of the process groups, the last resort when a watchdog is dead too; auto: three times `limit`, and 5 min."""
+    """Of the process groups, the last resort when a watchdog is dead too; auto: six times `limit`, and 5 min."""
     nonfinite_steps: Positive = 100
     """Steps in a row without a finite loss and gradient norm, after which training has failed."""
     straggler_factor: Annotated[float, Field(gt=1)] = 1.5
@@ -34,7 +34,7 @@ class Watchdog(Section):
     def collective_timeout_s(self, wait_limit: float) -> float:
         """`collective_timeout` in seconds, given `data.wait_limit`."""
         if self.collective_timeout == "auto":
-            return 3 * self.limit_s(wait_limit) + 300.0
+            return 6 * self.limit_s(wait_limit) + 300.0
         return self.collective_timeout
 
 

@@ -23,8 +23,9 @@ WORDS = {
     ENDING: "ending",
 }
 """Phase -> what a rank does in it."""
-PATIENCE = {STARTING: 3.0, CHECKPOINT: 3.0, VALIDATION: 3.0, ENDING: 3.0}
-"""Phase -> how many times the limit it may take: compiling, stores and decoders are slow at times. Others: once."""
+PATIENCE = {STARTING: 3.0, VALIDATION: 3.0, CHECKPOINT: 6.0, ENDING: 6.0}
+"""Phase -> how many times the limit it may take: compiling, stores and decoders are slow at times, and the last checkpoint
+may take an hour. Others: once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

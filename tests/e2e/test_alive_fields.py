@@ -183,9 +183,9 @@ def test_the_limits_reach_those_who_keep_them(
     monkeypatch.setattr(setup, "join_processes", joined)
     monkeypatch.setattr(Watchdog, "start", started)
     run(tmp_path, latents["dit"], "auto", {})
-    assert seen == {"timeout": 3 * 660 + 300, "limit": 660}
+    assert seen == {"timeout": 6 * 660 + 300, "limit": 660}
     run(tmp_path, latents["dit"], "told", {"watchdog": {"limit": "20 min"}})
-    assert seen == {"timeout": 3 * 1200 + 300, "limit": 1200}
+    assert seen == {"timeout": 6 * 1200 + 300, "limit": 1200}
     # Only what has several ranks has a timeout of its own; the field is refused otherwise.
     recipe = load_recipe("quickstart", ["watchdog.collective_timeout=33 min"]).recipe
     assert recipe.watchdog.collective_timeout_s(recipe.data.wait_limit) == 33 * 60
