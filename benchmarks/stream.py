@@ -68,33 +68,47 @@ def wanted(names: str | None, skip_peers: bool) -> set[str]:
     return every
 
 
-def measure(disk: Disk, chosen: set[str]) -> dict[str, Any]:
-    """Runs everything that was chosen."""
+def measure(disk: Disk, chosen: set[str], far_peers: tuple[str, ...]) -> dict[str, Any]:
+    """Runs everything that was chosen; `far_peers` are read over HTTP, too."""
+    found: dict[str, Any] = {}
     disk.make("ours")
     fast = [(name, 0) for name in FAST if name in chosen]
     hand = [("by_hand", workers) for workers in CASES["by_hand"].workers if "by_hand" in chosen]
     fast, hand = ([key for key in keys if disk.compare(*key)] for keys in (fast, hand))
-    with disk.machine.turn():
-        disk.rounds(fast)
-        disk.start("ours", 0, disk.repeats)
-        disk.rounds(hand)
-    for group in peer_groups(disk, chosen):
+    groups = peer_groups(disk, chosen) or [[]]
+    for number, group in enumerate(groups):
+        # What is not timed comes first, so that the machine is held for no longer than it must.
         ready: dict[str, list[tuple[str, int]]] = {}
         for data in group:
             disk.make(data)
             keys = [(name, workers) for name, case in peers_of(data) for workers in case.workers]
             ready[data] = [key for key in keys if key[0] in chosen and disk.compare(*key)]
         with disk.machine.turn():
+            if number == 0:
+                disk.rounds(fast)
+                disk.start("ours", 0, disk.repeats)
+                disk.rounds(hand)
             for keys in ready.values():
                 disk.rounds([("readinto", 0), ("ours", 0), *keys])
                 for name in dict.fromkeys(name for name, _ in keys):
                     if (best := disk.best([name])) is not None and CASES[name].counted:
                         disk.start(*best, 3)
-        for data in group:
-            if not ("remote" in chosen and any(CASES[name].data == data for name in PEERS)):
-                disk.drop(data)
-    found: dict[str, Any] = {"cases": disk.summary()}
+            if number == len(groups) - 1:
+                found |= measure_rest(disk, chosen, far_peers)
+        if len(groups) > 1:
+            for data in group:
+                if not ("remote" in chosen and any(CASES[name].data == data for name in far_peers)):
+                    disk.drop(data)
+    found["cases"] = disk.summary()
+    return found | ratios(disk, found)
+
+
+def measure_rest(disk: Disk, chosen: set[str], far_peers: tuple[str, ...]) -> dict[str, Any]:
+    """What is not read from the disk, or is small."""
+    found: dict[str, Any] = {}
     if "remote" in chosen:
+        for name in far_peers:
+            disk.make(CASES[name].data)
         found["remote"] = remote(
             disk.machine,
             disk.folder,
@@ -102,19 +116,18 @@ def measure(disk: Disk, chosen: set[str]) -> dict[str, Any]:
             rows=disk.rows,
             repeats=disk.repeats,
             batch=disk.batch,
-            peers=tuple(name for name in PEERS if name in chosen),
+            peers=far_peers,
         )
     if "resume" in chosen:
-        with disk.machine.turn():
-            found["resume_at_scale"] = resume_at_scale(disk.folder, min(disk.rows, 10_240))
-    return found | ratios(disk, found)
+        found["resume_at_scale"] = resume_at_scale(disk.folder, min(disk.rows, 10_240))
+    return found
 
 
 def peer_groups(disk: Disk, chosen: set[str]) -> list[list[str]]:
-    """Formats that lie on the disk together: a few when it has room, else one at a time."""
+    """Formats that lie on the disk together: all when it has room, else one at a time."""
     data = [name for name in DATA if any(peer in chosen for peer, _ in peers_of(name))]
-    each = 3 if shutil.disk_usage(disk.folder).free > 6 * disk.rows * ROW_BYTES else 1
-    return [data[at : at + each] for at in range(0, len(data), each)]
+    each = len(data) if shutil.disk_usage(disk.folder).free > 2 * len(data) * disk.rows * ROW_BYTES else 1
+    return [data[at : at + each] for at in range(0, len(data), max(each, 1))]
 
 
 def ratios(disk: Disk, found: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +207,7 @@ def main() -> int:
     machine = Machine(lock=options.lock, wait_s=options.wait, tries=2 if options.wait else 1)
     disk = Disk(machine, folder, options.cache, rows, options.repeats, BATCH, max(4 * rows, 40_960))
     try:
-        found = measure(disk, chosen)
+        found = measure(disk, chosen, () if options.skip_peers else PEERS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     result: dict[str, Any] = {
