@@ -27,7 +27,7 @@ from isthmus.storage.stream.order import Order, StepPlace, check_world_size
 from isthmus.storage.stream.plan import Plan, Segment
 from isthmus.storage.stream.prefetch import Prefetcher
 from isthmus.storage.stream.stage import BlockKey, StageReader, common_encoders
-from isthmus.storage.stream.windows import Planner
+from isthmus.storage.stream.windows import Cut, Planner
 from isthmus.storage.stream.work import Job, Kept, Read
 
 LEAST_DEPTH = 2
@@ -282,8 +282,11 @@ class Loader:
         stage, order = self._order(step)
         return stage, order.place(step)
 
-    def _may_cut(self, stage: StageReader, source: int) -> bool:
-        return not self._check and stage.readers[source].direct(stage.block(source, 0))
+    def _may_cut(self, stage: StageReader, source: int) -> Cut | None:
+        reader = stage.readers[source]
+        if self._check or not reader.fills:
+            return None
+        return "rows" if reader.direct(stage.block(source, 0)) else "blocks"
 
     def _capacity(self, step: int) -> int:
         """Room for the window in use and the next one, so that reading is spread evenly, and for reads in flight."""

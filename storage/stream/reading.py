@@ -25,7 +25,7 @@ def scatter(read: Read) -> None:
             for target in targets
         ]
     key, reader = read.key, read.reader
-    assert isinstance(reader, BlockReader)  # only these are direct
+    assert isinstance(reader, BlockReader)  # only these fill memory
     block = reader.scatter(key.block, key.caption, range(read.first, read.first + len(targets)), slots)
     _small(block, [(row, target) for row, target in enumerate(targets) if target is not None])
 

@@ -1,8 +1,9 @@
 """Opens the shuffle windows of a rank's lanes: which blocks are read for them, and to which batch each row goes.
 
 A block is read when the first window that has rows of it is opened. Where memory can be filled in pieces at no cost
-(`cut`), only the window's rows are read, straight into the batches. Elsewhere the whole block is read, its rows are
-copied into the batches of the steps that are planned, and the block is kept for those that are not.
+(`cut`), only the window's rows are read, straight into the batches; of a store a block goes straight there when all its
+rows are the window's. Elsewhere the whole block is read, its rows are copied into the batches of the steps that are
+planned, and the block is kept for those that are not.
 
 Not thread-safe: one thread at a time plans and opens.
 """
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from isthmus.storage.stream.work import Job, Kept, Read, Target
 
 Int64 = NDArray[np.int64]
 
+Cut = Literal["rows", "blocks"]
 MIN_CUT = 4
 """A read is cut to a window's rows when these are at least one row in so many of the block's: every read also
 fetches and decodes the block's strings."""
@@ -83,7 +86,8 @@ class Planner:
     Args:
         place: global step -> its stage and where its rows stand.
         lanes: of this rank.
-        cut: whether blocks of this source at this stage may be read in pieces.
+        cut: what of a source's blocks at a stage may be read straight into batches: any `rows`, or only whole `blocks`
+            (of a store, where a request costs more than the rows of a neighbour); None: nothing.
         lock: of the lines, whose caches others use too.
     """
 
@@ -91,7 +95,7 @@ class Planner:
         self,
         place: Callable[[int], tuple[StageReader, StepPlace]],
         lanes: range,
-        cut: Callable[[StageReader, int], bool],
+        cut: Callable[[StageReader, int], Cut | None],
         start_step: int,
         lock: AbstractContextManager[object],
     ) -> None:
@@ -185,7 +189,7 @@ class Planner:
         end, line = self.window_end(job), self._line(job)[0]
         needing = [other for other in line.jobs if other.buffer is None and other.start < end]
         cost = sum(other.layout.bytes for other in needing)
-        if not all(self._cut(job.stage, source) for source in job.stage.sources_of(job.bucket)):
+        if not all(self._cut(job.stage, source) == "rows" for source in job.stage.sources_of(job.bucket)):
             cost += len(self._lanes) * job.stage.block_bytes(job.bucket)
         return cost
 
@@ -283,8 +287,11 @@ class Planner:
     def _may_cut(
         self, stage: StageReader, run: Run, rows: int, beyond: int, targets: list[Target | int | None]
     ) -> bool:
-        if not self._cut(stage, run.source) or any(isinstance(target, int) for target in targets):
+        how = self._cut(stage, run.source)
+        if how is None or any(isinstance(target, int) for target in targets):
             return False
+        if how == "blocks":
+            return run.count == rows
         return not beyond or run.count * MIN_CUT >= rows
 
     def _keep(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from faulty import (
@@ -160,3 +161,23 @@ def test_a_wait_for_a_batch_has_a_limit_of_its_own_that_names_what_it_waits_for(
         began = time.monotonic()
     assert time.monotonic() - began < 5  # closing does not wait for the silent server
     assert not threads_left()
+
+
+@pytest.mark.parametrize("window", [16, 64])
+def test_values_over_http_are_those_of_the_folder_whole_blocks_straight_into_batches_or_kept(
+    folder, server, window
+):
+    """Without checksums, blocks that lie in one window are read into their slots; at 64 rows most of them do."""
+
+    def figures(root: str, **options):
+        with loader_of(open_dataset(root), shuffle_window=window, **options) as loader:
+            return [
+                (list(b.keys), b.latent_mean.tobytes(), b.text["clip_l"].tokens.tobytes(), b.crop.tolist())
+                for b in islice(loader, 24)
+            ]
+
+    plain = figures(str(folder))
+    assert figures(server.url, check=False) == plain
+    for fault in (reset(), slow_down(), truncated(honest=True)):
+        server.fail(fault, times=2, match="part-", after=2)
+    assert figures(server.url, check=False) == plain
