@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup system quickstart test test-all chaos check bench format clean
+.PHONY: setup system quickstart test test-all test-long chaos check bench format clean
 
 setup: $(STAMP)
 
@@ -51,16 +51,20 @@ quickstart: setup
 	$(BIN)/isthmus quickstart
 
 test: setup system
-	$(PYTEST) tests/unit -m "not slow" -n 2
-	$(PYTEST) tests/conformance tests/e2e tests/faults -m "not slow" --durations 10
+	$(PYTEST) tests/unit -m "not slow and not long" -n 2
+	$(PYTEST) tests/conformance tests/e2e tests/faults -m "not slow and not long" --durations 10
 
-# Everything, the slow tests too.
+# The slow tests too, as CI does.
 test-all: test
 	$(PYTEST) tests -m slow --durations 10
 
 # Runs broken in every known way in every phase, 20 minutes: make chaos SEED=7 EVENTS=100. Its log: build/chaos/chaos.log.
 chaos: setup
 	PYTHONPATH=tests/helpers $(BIN)/python tests/faults/chaos.py --seed $(or $(SEED),1) --events $(or $(EVENTS),100)
+
+# What takes minutes each: every phase of a checkpoint killed, stalls of whole ranks, the matrix of strategies, families.
+test-long: setup system
+	$(PYTEST) tests -m long --durations 10
 
 check: setup
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ def test_mfu_without_a_gpu_is_refused_in_one_line() -> None:
     assert line.startswith("error: needs a GPU whose peak is known (H200")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mfu_runs_dry_on_a_cpu() -> None:
     """Slow: a training run and a profile of it."""
     done = benchmark("gpu_mfu.py", "--dry-run", "--steps", "2", "--warm-up", "1", "--json")
@@ -41,7 +41,7 @@ def test_mfu_runs_dry_on_a_cpu() -> None:
     assert {"convolution", "matrix products", "idle"} <= set(found["lost"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_and_the_average_are_measured() -> None:
     """Slow: models of tens of milliseconds a step, twice."""
     done = benchmark("trainer_step.py", "--json", "--rounds", "2", "--case", "unet", "--processes", "1")

@@ -13,7 +13,7 @@ from training import environment, recipe_data, rows, trained, write_recipe
 
 from isthmus.storage.rundir import RunDirectory
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 CLOSE = 2e-5
 """Relative error of losses and gradient norms over six steps: sums are rounded in another order."""

@@ -74,7 +74,7 @@ def test_the_examples_recipe_is_valid() -> None:
     assert (recipe.code, recipe.model.family) == ("./code", "small-dit")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_is_launched_and_resumed_with_its_own_code_or_another(desk: Desk) -> None:
     """Slow: two processes, four times."""
     launch = ("launch", "recipe.yaml", "--backend", "local", "--run-id", "one", *desk.changes)
@@ -156,7 +156,7 @@ def test_a_run_is_sampled_and_exported_with_its_own_code(latents: dict[str, str]
     assert rows(tmp_path / "next")[0]["loss"] != rows(scratch)[0]["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -240,7 +240,7 @@ def test_a_broken_one_is_one_clear_line(
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_say_it_once(latents: dict[str, str], tmp_path: Path) -> None:
     """Slow: two processes, twice. A wrong shape, and weights that differ between ranks."""
     for before, after, says in (

@@ -30,7 +30,7 @@ def launch(world_size: int, folder: Path, *actions: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if " read " in line]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_full_matrix(tmp_path: Path) -> None:
     """Slow: five launches of 1, 2 and 4 processes; 7 writers times 7 readers."""
     launch(1, tmp_path, "write")

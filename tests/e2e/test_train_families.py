@@ -52,7 +52,7 @@ def test_a_new_family_trains_and_validates(latents: dict[str, str], tmp_path: Pa
     assert (place / "samples" / "step-00000006.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["sana", "flux"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_in_bf16_with_recomputing_follow_one_in_fp32(
@@ -70,7 +70,7 @@ def test_two_processes_in_bf16_with_recomputing_follow_one_in_fp32(
         assert one["loss"] != other["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["flux"])
 def test_a_new_family_resumes_bit_for_bit_under_fsdp(
     latents: dict[str, str], tmp_path: Path, family: str
@@ -120,7 +120,7 @@ def test_each_field_acts_in_its_own_stage_alone(latents: dict[str, str], tmp_pat
         assert not any(same[2 * number :])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["dit", "flux"])
 def test_masked_training_is_the_same_on_two_processes(
     latents: dict[str, str], tmp_path: Path, family: str

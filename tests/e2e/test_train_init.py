@@ -179,7 +179,7 @@ def test_another_size_is_no_other_model(latents: dict[str, str], tmp_path: Path,
     assert train(given, RunDirectory(tmp_path / "run"), cpu=True) == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_rank_starts_from_what_rank_0_read(
     latents: dict[str, str], tmp_path: Path, exported: Path
 ) -> None:

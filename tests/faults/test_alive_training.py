@@ -55,7 +55,7 @@ def test_a_rank_without_data_is_named_and_the_run_can_go_on(latents: dict[str, s
     assert "waits for others" in report
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_rank_that_hangs_in_compute_is_named(
     latents: dict[str, str], tmp_path: Path, strategy: str
@@ -69,7 +69,7 @@ def test_a_rank_that_hangs_in_compute_is_named(
     assert "alive_train.py" in alarm["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_out_of_memory_on_one_rank_is_one_line_with_the_arithmetic(
     latents: dict[str, str], tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_out_of_memory_on_one_rank_is_one_line_with_the_arithmetic(
     assert output.count("error: ") <= 2, "one line of the rank, one echo"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_one_rank_fails_of_is_the_last_word_of_all(latents: dict[str, str], tmp_path: Path) -> None:
     """Slow: a launch of the worker."""
     code, output, run = worker(tmp_path, "fail 1 5", quick(latents["dit"], watchdog__limit="60 s"))
@@ -95,7 +95,7 @@ def test_what_one_rank_fails_of_is_the_last_word_of_all(latents: dict[str, str],
     assert "lost contact" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_slow_rank_is_named_while_training_goes_on(
     latents: dict[str, str], tmp_path: Path, strategy: str
@@ -122,7 +122,7 @@ def test_a_slow_rank_is_named_while_training_goes_on(
     assert found[-2]["block_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["removed", "appended", "loaded"])
 def test_a_spike_is_undone_whatever_is_killed_meanwhile(
     latents: dict[str, str], tmp_path: Path, where: str

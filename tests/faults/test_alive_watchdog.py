@@ -53,7 +53,7 @@ def assert_named(found: tuple[int, str, RunDirectory], kind: str, cause: str) ->
     return Path(alarm["report"]).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_waits_for_data_is_named_with_the_block(tmp_path: Path) -> None:
     """Slow: a launch of the worker."""
     found = attempt(tmp_path, "1:data")
@@ -73,7 +73,7 @@ def test_a_stopped_rank_does_not_answer_and_is_killed(tmp_path: Path) -> None:
     assert "* rank 1: no answer" in report
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_error_of_one_rank_is_every_ranks_last_word(tmp_path: Path) -> None:
     """Slow: a launch of the worker."""
     code, output, run = attempt(tmp_path, "1:fail", ALIVE_LIMIT="60")
@@ -83,7 +83,7 @@ def test_the_error_of_one_rank_is_every_ranks_last_word(tmp_path: Path) -> None:
     assert failed["rank"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_in_compute_is_told_from_its_peer_in_the_same_phase(tmp_path: Path) -> None:
     """Slow: a launch of the worker."""
     found = attempt(tmp_path, "1:compute")
@@ -91,7 +91,7 @@ def test_a_rank_that_hangs_in_compute_is_told_from_its_peer_in_the_same_phase(tm
     assert report.index("stall_in_compute") < report.index("all_reduce"), "the one to blame comes first"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_native_code_blocks_does_not_answer(tmp_path: Path) -> None:
     """Slow: a launch of the worker."""
     found = attempt(tmp_path, "1:blocked")
@@ -99,7 +99,7 @@ def test_a_rank_that_native_code_blocks_does_not_answer(tmp_path: Path) -> None:
     assert "Thread" in (Path(found[2].uri) / "logs/attempt1/stack-rank1.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_rank_is_named_too(tmp_path: Path) -> None:
     """Slow: a launch of the worker. Rank 0 is the one that writes everything else."""
     code, output, run = attempt(tmp_path, "0:stopped")
@@ -107,7 +107,7 @@ def test_the_first_rank_is_named_too(tmp_path: Path) -> None:
     assert run.events("alarm")[0]["ranks"] == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_nobody_stalls_the_watchdog_says_nothing(tmp_path: Path) -> None:
     """Slow: a launch of the worker."""
     began = time.monotonic()

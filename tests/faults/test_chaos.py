@@ -44,7 +44,7 @@ def test_a_run_that_is_killed_evicted_damaged_and_contested_loses_nothing(tmp_pa
     assert chaos.state["done"] == EVENTS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["staged", "writing"])
 def test_an_attempt_that_slept_through_its_lease_changes_nothing_when_it_wakes(
     tmp_path: Path, phase: str

@@ -56,7 +56,7 @@ def test_killed_while_files_are_written(latents: dict[str, str], tmp_path: Path)
     assert weights(run) == weights(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_in_each_phase(latents: dict[str, str], tmp_path: Path) -> None:
     """Slow: five launches of two processes. A rank is killed in each phase in turn; then the run equals an unbroken one."""
     file = write_recipe(tmp_path, recipe(latents["dit"]))
@@ -85,7 +85,7 @@ def test_killed_in_each_phase(latents: dict[str, str], tmp_path: Path) -> None:
     assert left == ["step-00000010", "step-00000012"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evicted_while_one_is_written(latents: dict[str, str], tmp_path: Path) -> None:
     """Slow: the worker with two processes. The one in flight and the last one are both there, within the grace."""
     file = write_recipe(tmp_path, recipe(latents["dit"], stages__0__steps=400, checkpoint__every=50))
