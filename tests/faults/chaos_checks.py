@@ -84,6 +84,8 @@ class Committed:
                     for which in ("model", "ema"):
                         read_weights(self.run, step, which)
                 except Exception as error:
+                    if step not in self.run.checkpoints():
+                        continue  # beside a running attempt: it was removed while it was read
                     raise Broken(f"the committed checkpoint of step {step} is unreadable: {error}") from error
                 self._known[step] = listed
                 self.read += 1
