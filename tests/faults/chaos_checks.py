@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_attempt import Broken
+from torch.distributed.checkpoint.api import CheckpointException
 from training import figures, recipe_data, write_recipe
 
 from isthmus.core.train.checkpoint import read_weights
@@ -83,7 +84,7 @@ class Committed:
                 try:
                     for which in ("model", "ema"):
                         read_weights(self.run, step, which)
-                except Exception as error:
+                except (Exception, CheckpointException) as error:
                     if step not in self.run.checkpoints():
                         continue  # beside a running attempt: it was removed while it was read
                     raise Broken(f"the committed checkpoint of step {step} is unreadable: {error}") from error
