@@ -139,6 +139,13 @@ def _plans(dice: random.Random, kind: str, count: int, together: int) -> list[Pl
                 continue
             close()
             plan = plans[-1]
+        if phase == "starting" and during:
+            # That is over by then.
+            if any(other != "starting" for _, other in deck):
+                deck.insert(0, (action, phase))
+                continue
+            close()
+            plan, during = plans[-1], []
         plan.append(event)
         made += 1
         if action in ENDING or len(during) + 1 >= together + 1:
