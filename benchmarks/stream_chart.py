@@ -96,6 +96,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         for at, value in enumerate(values):
             axis.text(value + 0.01 * max(values), at, f"{value:,.0f}", va="center", fontsize=8)
         axis.set_xlim(0, 1.12 * max(values))
+        axis.set_ylim(-0.6, len(bars) - 0.4)
         axis.set_xticks([])
         axis.tick_params(axis="y", length=0)
         axis.spines[["top", "right", "bottom"]].set_visible(False)

@@ -11,6 +11,8 @@ from peers.harness import Batch, Reader, Request
 LANES, WINDOW = 8, 1024
 MEMORY_LIMIT = 500_000_000
 """What this order needs, and half as much again to read ahead in."""
+REMOTE_MEMORY_LIMIT = 2_000_000_000
+"""Over HTTP sixteen reads are in flight, which is what a rank's default of 4 GB is for."""
 ROWS_PER_GROUP = 64
 
 
@@ -69,7 +71,7 @@ def open_reader(request: Request) -> Reader:
         shuffle_window=WINDOW,
         stages=[8 * rows.LATENT[1]],
         plan=Plan((Segment(0, 0, 0, request.batch),)),
-        memory_limit=MEMORY_LIMIT,
+        memory_limit=REMOTE_MEMORY_LIMIT if "://" in request.folder else MEMORY_LIMIT,
         depth=request.depth,
         check=request.case == "ours_checked",
         start_step=0 if request.state is None else request.state,
