@@ -35,6 +35,7 @@ def test_the_same_seed_draws_the_same_events_and_a_hundred_reach_every_phase() -
     assert draw(1, 100, list(SHARES)) != draw(2, 100, list(SHARES))
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_evicted_damaged_and_contested_loses_nothing(tmp_path: Path) -> None:
     chaos = Chaos(tmp_path / "chaos", SEED, EVENTS, ["disk"])
     chaos.go(3)
