@@ -166,7 +166,7 @@ def test_another_recipe_under_the_same_id_is_refused(desk: Desk) -> None:
     [
         ({"0": "wait", "1": "fail"}, 1, "checkpoints/step-00000010: cannot write: the disk is full"),
         ({"0": "usage", "1": "wait"}, 2, "shard 3: no such column"),
-        ({"0": "wait", "1": "kill"}, 1, "rank 1 was killed by signal 9 (SIGKILL); out of memory?"),
+        ({"0": "wait", "1": "kill"}, 1, "rank 1 was killed by signal 9 (SIGKILL); "),
     ],
 )
 def test_the_cause_and_the_exit_code_arrive(desk: Desk, plan: dict[str, str], code: int, cause: str) -> None:
@@ -175,7 +175,8 @@ def test_the_cause_and_the_exit_code_arrive(desk: Desk, plan: dict[str, str], co
     assert f"one failed: {cause}" in out
     assert "go on: isthmus resume one" in out
     facts = desk.json("status", "one")
-    assert (facts["exit_code"], facts["cause"]) == (code, cause)
+    assert facts["exit_code"] == code
+    assert facts["cause"].startswith(cause)  # of a SIGKILL the machine decides what else is known
 
 
 def test_preempted_is_restarted_up_to_the_limit(desk: Desk) -> None:
