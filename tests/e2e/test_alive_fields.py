@@ -56,6 +56,7 @@ def events(place: Path, metric: str) -> list[dict[str, Any]]:
     return [event for event in RunDirectory(place).events() if event.get("metric") == metric]
 
 
+@pytest.mark.slow
 def test_a_spike_is_undone_and_its_samples_never_come_again(
     latents: dict[str, str], tmp_path: Path, poisoned: dict[int, Any]
 ) -> None:

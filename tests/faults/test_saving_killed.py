@@ -38,6 +38,7 @@ def recipe(data: str, **changes: Any) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 def test_killed_while_files_are_written(latents: dict[str, str], tmp_path: Path) -> None:
     one = {"compute__gpus_per_node": 1, "stages__0__steps": 6}
     file = write_recipe(tmp_path, recipe(latents["dit"], **one))
