@@ -54,7 +54,7 @@ test: setup system
 	$(PYTEST) tests/unit -m "not slow and not long" -n 2
 	$(PYTEST) tests/conformance tests/e2e tests/faults -m "not slow and not long" --durations 10
 
-# The slow tests too, as CI does.
+# The slow tests too.
 test-all: test
 	$(PYTEST) tests -m slow --durations 10
 

@@ -49,7 +49,7 @@ def make_loader(dataset: Dataset, *, threads: int, start_step: int = 0) -> Loade
         shuffle_window=WINDOW,
         stages=[256],
         plan=Plan((Segment(0, 0, 0, BATCH),)),
-        threads=threads,
+        depth=threads,
         start_step=start_step,
     )
 
