@@ -73,7 +73,7 @@ def test_the_training_thread_is_found_among_others(tmp_path: Path) -> None:
     stop.set()
     other.join()
     text = file.read_text()
-    assert text.count("Thread 0x") == 2
+    assert text.count("Thread 0x") >= 2  # a test runner may have more
     place = last_place(file)
     assert place is not None
     assert place.startswith("wait (threading.py")
