@@ -141,7 +141,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         color="#6b7280",
     )
     figure.tight_layout(rect=(0, 0.035, 1, 1))
-    figure.savefig(path, dpi=120, facecolor="white")
+    figure.savefig(path, dpi=100, facecolor="white")
 
 
 if __name__ == "__main__":
