@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
+from isthmus.core.recipe.schema import Offer as WantedOffer
 from isthmus.core.recipe.schema import Recipe
 from isthmus.errors import IsthmusError
 
@@ -55,6 +56,8 @@ class Job:
     """The recipe's section of this backend, validated by its `settings` model."""
     attempt: int = 1
     """Which submission of the run this is, from 1."""
+    offer: WantedOffer | None = None
+    """The one of `compute.offers` that it shall run on; what it leaves open the backend's settings say."""
     detach: bool = True
     """Whether the job shall go on when the launcher ends; only for a backend that can do both."""
 
@@ -77,6 +80,9 @@ class Rendered:
     """The cloud's own form: an Azure ML command job, a CreateTrainingJob request, a command line."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Text files that the request refers to, by the name that it uses; at least `recipe.yaml`."""
+    native: Mapping[str, Any] = field(default_factory=dict)
+    """What a handle needs besides the job's name, such as a region or a workspace. Recorded before the job is submitted,
+    so that a launcher that dies in between leaves a job that can be found."""
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, indented."""
@@ -198,6 +204,25 @@ class Backend(Protocol):
 
     def offers(self, job: Job) -> list[Offer]:
         """What the job could run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudJob:
+    """A job of ours as its cloud lists it, found by the tags that it was submitted with."""
+
+    handle: Handle
+    state: State
+    created: float | None = None
+    """Seconds since 1970."""
+    attempt: int | None = None
+
+
+@runtime_checkable
+class Discovers(Protocol):
+    """Of a backend whose cloud can list the jobs that anybody submitted with isthmus."""
+
+    def jobs(self, settings: BaseModel) -> Iterator[CloudJob]:
+        """The jobs in the place that the settings (and the environment) name, the newest first."""
 
 
 @runtime_checkable
