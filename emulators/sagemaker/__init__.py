@@ -1,0 +1,1 @@
+"""A SageMaker that really runs training jobs."""
