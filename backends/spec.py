@@ -58,6 +58,9 @@ class Job:
     """Which submission of the run this is, from 1."""
     offer: WantedOffer | None = None
     """The one of `compute.offers` that it shall run on; what it leaves open the backend's settings say."""
+    usd_per_hour: float | None = None
+    """What an hour of all nodes costs on that offer, where somebody knows. A backend puts it into the job's environment as
+    ISTHMUS_USD_PER_HOUR: with it rank 0 keeps `budget.max_usd` by itself."""
     detach: bool = True
     """Whether the job shall go on when the launcher ends; only for a backend that can do both."""
 
@@ -184,6 +187,9 @@ class Backend(Protocol):
     def render(self, job: Job) -> Rendered:
         """The native request. Pure and offline."""
 
+    def document(self, rendered: Rendered, format: Literal["json", "yaml"]) -> str:
+        """The request as the cloud's own tools take it: one JSON object, or the YAML file of its command line."""
+
     def lint(self, job: Job) -> list[Finding]:
         """What is wrong with the job, found offline: limits, traps, missing fields."""
 
@@ -191,7 +197,13 @@ class Backend(Protocol):
         """What would go wrong, found by asking: identity, quota, data, image, region. Starts nothing."""
 
     def submit(self, rendered: Rendered) -> Handle:
-        """Starts it."""
+        """Starts it, unless a job of that name and of this run was submitted before: then that job is the answer.
+
+        Raises:
+            PreflightRefused: no quota, no capacity, no such machine here: another offer may take it.
+            UsageError: refused for good, such as a name that another run's job has.
+            IsthmusError: of any other kind: it is not known whether the job exists; the same call again tells.
+        """
 
     def status(self, handle: Handle) -> Status:
         """How it is now."""

@@ -5,6 +5,7 @@ model.json                 the model's configuration, where it came with `init_f
 run.json                   id, backend, git, packages, fingerprints, ...
 lease/0001.json ...        who may write; the newest counts
 code/<sha256>.zip          a team's own code, as trained
+submissions/0001.json ...  what was sent to a backend, put down before it was sent; 0001-answer.json: what came of it
 plan/0001.json ...         the plan's segments, append-only
 events/<time>-<type>.json  one small object each
 metrics/<kind>/<part>.jsonl
@@ -31,6 +32,7 @@ from isthmus.storage.rundir.lease import Lease
 from isthmus.storage.rundir.metrics import MetricsWriter, last_attempt, read_rows
 from isthmus.storage.rundir.patience import PatientStore
 from isthmus.storage.rundir.store import Store, open_store
+from isthmus.storage.rundir.submissions import Submissions
 
 EVENT_TYPES = frozenset(
     {
@@ -139,17 +141,31 @@ class RunDirectory:
         Its name sorts after every event that was there before, so that the order of cause and effect survives
         clocks that disagree.
         """
-        if type not in EVENT_TYPES:
-            raise ValueError(f"event type {type!r} is not one of {', '.join(sorted(EVENT_TYPES))}")
-        now = time.time()
-        row = {"type": type, "time": now, **fields}
-        names = self._store.names("events")
-        microseconds = int(now * 1e6)
-        if names:
-            microseconds = max(microseconds, int(names[-1].split("-", 1)[0]) + 1)
-        name = f"events/{microseconds:017d}-{type}-{secrets.token_hex(3)}.json"
+        name = self.next_event(type)
+        row = {"type": type, "time": time.time(), **fields}
         self._store.write(name, _dump(row))
         return row
+
+    def next_event(self, type: str) -> str:
+        """The name that an event of now would get."""
+        if type not in EVENT_TYPES:
+            raise ValueError(f"event type {type!r} is not one of {', '.join(sorted(EVENT_TYPES))}")
+        names = self._store.names("events")
+        microseconds = int(time.time() * 1e6)
+        if names:
+            microseconds = max(microseconds, int(names[-1].split("-", 1)[0]) + 1)
+        return f"events/{microseconds:017d}-{type}-{secrets.token_hex(3)}.json"
+
+    def event_once(self, name: str, fields: Mapping[str, Any]) -> bool:
+        """Records the event under a name from `next_event`, unless it was recorded; whoever does, it keeps its place."""
+        match = re.fullmatch(r"events/(\d+)-([a-z-]+)-[0-9a-f]+\.json", name)
+        if match is None:
+            raise ValueError(f"not the name of an event: {name!r}")
+        return self._store.create(name, _dump({"type": match[2], "time": int(match[1]) / 1e6, **fields}))
+
+    def submissions(self) -> Submissions:
+        """What was sent to backends."""
+        return Submissions(self._store)
 
     def events(self, type: str | None = None) -> list[dict[str, Any]]:
         """The events, or those of one type, in order."""
