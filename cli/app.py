@@ -20,6 +20,8 @@ MODULES = {
     "launch": ("launch",),
     "runs": ("runs", "status", "logs", "stop", "resume"),
     "sample": ("sample", "export"),
+    "cost": ("cost",),
+    "prices": ("prices",),
     "report": ("report",),
 }
 """The modules of this package and the commands that each one registers, in the order that help shows."""

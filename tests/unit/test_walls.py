@@ -29,7 +29,7 @@ class Wall(NamedTuple):
     """Distributions' top modules."""
 
 
-CHECKS = {"core.recipe", "core.models.presets", "core.models.profiles"}
+CHECKS = {"core.recipe", "core.models.presets", "core.models.profiles", "core.models.memory"}
 # The longest name that fits a module counts.
 WALLS = {
     "isthmus": Wall(set(), set()),
@@ -39,6 +39,7 @@ WALLS = {
     "core.models": Wall({"core", "storage"}, ARRAYS | TORCH),
     "core.models.presets": Wall(CHECKS, {"pydantic", "ruamel"}),
     "core.models.profiles": Wall(CHECKS, {"pydantic", "ruamel"}),
+    "core.models.memory": Wall(CHECKS, set()),
     "core.train": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"rich", "tqdm"}),
     # Accelerate's trackers open these; what it cannot hand over is told to them directly.
     "core.train.tracker_sinks": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"mlflow", "wandb"}),
@@ -61,7 +62,7 @@ WALLS = {
     "backends": Wall(CHECKS | {"core.outcome", "core.packaging", "core.plugins", "storage"}, {"pydantic"}),
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
-    "cost": Wall({"backends.spec", *CHECKS}, set()),
+    "cost": Wall({"backends.spec", *CHECKS}, ARRAYS | {"ruamel"}),
     # Clouds on one machine. Nothing of the renderers: what they accept must be what a cloud would.
     "emulators": Wall({"storage"}, {"boto3", "botocore", "moto", "werkzeug", "cryptography"}),
     "emulators.sagemaker": Wall({"emulators", "storage"}, {"boto3", "botocore", "moto", "werkzeug"}),
