@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from isthmus.core.models.calling import plain
+from isthmus.core.models.memory import Images, Setting
 from isthmus.core.models.profiles import profile
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.telemetry.disk import cannot_fit
@@ -21,8 +22,6 @@ from isthmus.core.train.agreement import is_shared, lost_peer, shared
 from isthmus.core.train.checkpoint import flat_state
 from isthmus.core.train.memory_error import (
     Footprint,
-    Images,
-    Setting,
     Situation,
     is_out_of_memory,
     out_of_memory,

@@ -8,18 +8,21 @@ that a checkpoint is written from counts too; beside a GPU it lies in the host's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 
-from isthmus.core.models.profiles import Profile
+from isthmus.core.models.memory import (
+    USABLE,
+    Images,
+    Setting,
+    change_text,
+    gigabytes,
+    smaller_micro_batches,
+    smallest_change,
+)
 from isthmus.errors import TrainingFailed
 
-Checkpointing = bool | Literal["selective"]
-USABLE = 0.94
-"""Of the memory: the rest goes to the driver, kernels' workspaces and what lies between blocks."""
 _CPU_SIGN = "can't allocate memory"
 
 
@@ -38,43 +41,6 @@ class Footprint:
     def bytes(self) -> int:
         """All of it."""
         return self.weights + self.gradients + self.optimizer + self.ema + self.staging
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a recipe can change about memory."""
-
-    micro_batch_size: int
-    checkpointing: Checkpointing
-    strategy: str
-    shards: int
-    """Ranks that share one copy of the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """Bytes that autograd keeps of one image's forward pass."""
-
-    plain: int
-    recomputed: int
-    """With every block recomputed."""
-
-    @classmethod
-    def of(cls, profile: Profile | None, resolution: int, precision: str) -> Images | None:
-        """From a model's profile; None when it has none at that resolution."""
-        if profile is None or resolution not in profile.activation_bytes:
-            return None
-        wide = 2 if precision == "fp32" else 1
-        return cls(
-            plain=wide * profile.activation_bytes[resolution],
-            recomputed=wide * profile.checkpointed_activation_bytes[resolution],
-        )
-
-    def each(self, checkpointing: Checkpointing) -> int:
-        """Bytes of an image under a setting; selective recomputes every second block."""
-        if checkpointing == "selective":
-            return (self.plain + self.recomputed) // 2
-        return self.recomputed if checkpointing else self.plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +84,19 @@ def out_of_memory(situation: Situation) -> TrainingFailed:
     held, now = situation.footprint, situation.setting
     parts = [("weights", held.weights), ("gradients", held.gradients), ("optimizer", held.optimizer)]
     parts += [("EMA", held.ema), ("the copy for checkpoints", held.staging)]
-    sums = " + ".join(f"{name} {_gb(size)}" for name, size in parts if size)
+    sums = " + ".join(f"{name} {gigabytes(size)}" for name, size in parts if size)
     if situation.images is None:
-        message = f"{sums} = {_gb(held.bytes)} GB, and the activations of {now.micro_batch_size} images"
+        message = f"{sums} = {gigabytes(held.bytes)} GB, and the activations of {now.micro_batch_size} images"
     else:
         each = situation.images.each(now.checkpointing)
         need = situation.need(now)
         assert need is not None
         message = (
-            f"{sums} + activations {_gb(now.micro_batch_size * each)} ({now.micro_batch_size} images x "
-            f"{each / 1e9:.2f}) = {_gb(need)} GB"
+            f"{sums} + activations {gigabytes(now.micro_batch_size * each)} ({now.micro_batch_size} images x "
+            f"{each / 1e9:.2f}) = {gigabytes(need)} GB"
         )
     return TrainingFailed(
-        f"out of memory at step {situation.step}: {message}; there are {_gb(situation.capacity)} GB",
+        f"out of memory at step {situation.step}: {message}; there are {gigabytes(situation.capacity)} GB",
         where=f"rank {situation.rank}",
         hint=_hint(situation),
     )
@@ -140,7 +106,7 @@ def _hint(situation: Situation) -> str:
     now = situation.setting
     path = f"stages.{situation.stage}.micro_batch_size"
     if situation.images is None:
-        smaller = next(iter(_smaller(situation)), None)
+        smaller = next(iter(smaller_micro_batches(now.micro_batch_size, situation.rank_batch_size)), None)
         if smaller is not None:
             return f"{path}={smaller} may fit; accumulation follows"
         return "parallel.activation_checkpointing=true, or a smaller model"
@@ -149,49 +115,14 @@ def _hint(situation: Situation) -> str:
             "that should fit: look for other processes on the device, or set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True if memory is in pieces"
         )
-    for setting in _changes(situation):
-        if situation.fits(setting):
-            changed = []
-            if setting.micro_batch_size != now.micro_batch_size:
-                changed.append(f"{path}={setting.micro_batch_size}")
-            if setting.checkpointing != now.checkpointing:
-                written = str(setting.checkpointing).lower()
-                changed.append(f"parallel.activation_checkpointing={written}")
-            if setting.strategy != now.strategy:
-                changed.append(f"parallel.strategy={setting.strategy}")
-            return f"{' and '.join(changed)} needs {_gb(situation.need(setting) or 0)} GB"
+    other = smallest_change(
+        now,
+        situation.fits,
+        world_size=situation.world_size,
+        rank_batch_size=situation.rank_batch_size,
+    )
+    if other is not None:
+        return f"{change_text(now, other, situation.stage)} needs {gigabytes(situation.need(other) or 0)} GB"
     return (
         "nothing in the recipe makes it fit: take a larger GPU, more of them under fsdp, or a smaller model"
     )
-
-
-def _changes(situation: Situation) -> Iterator[Setting]:
-    """Settings by what they cost in speed: smaller micro-batches, then recomputing, then sharding, then all of it."""
-    now = situation.setting
-    recomputing: list[Checkpointing] = [now.checkpointing]
-    recomputing += [option for option in ("selective", True) if _more(option, now.checkpointing)]
-    sharding = [now]
-    if now.shards < situation.world_size:
-        sharding.append(replace(now, strategy="fsdp", shards=situation.world_size))
-    # A fraction of the micro-batch costs little as long as it is not tiny.
-    half = [size for size in _smaller(situation) if 4 * size >= now.micro_batch_size]
-    for sizes in ([now.micro_batch_size, *half], [now.micro_batch_size, *_smaller(situation)]):
-        for base in sharding:
-            for checkpointing in recomputing:
-                for size in sizes:
-                    yield replace(base, micro_batch_size=size, checkpointing=checkpointing)
-
-
-def _more(option: Checkpointing, than: Checkpointing) -> bool:
-    order: list[Checkpointing] = [False, "selective", True]
-    return order.index(option) > order.index(than)
-
-
-def _smaller(situation: Situation) -> list[int]:
-    """Smaller micro-batches that divide the rank's batch, largest first."""
-    share = situation.rank_batch_size
-    return [size for size in range(situation.setting.micro_batch_size - 1, 0, -1) if share % size == 0]
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f}"

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.core.models.memory import Images, Setting
 from isthmus.core.models.profiles import profile
 from isthmus.core.recipe.schema import Model
 from isthmus.core.train.memory_error import (
     Footprint,
-    Images,
-    Setting,
     Situation,
     is_out_of_memory,
     out_of_memory,
