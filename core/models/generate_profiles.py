@@ -35,8 +35,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "quickstart": {"factor": 4, "text_tokens": 10, "resolutions": (32,)},
     "sana-600m": _DEEP,
     "sana-1600m": _DEEP,
+    "flux-12b": {"text_tokens": 256, "resolutions": RESOLUTIONS},
 }
-"""Presets that are not meant for an autoencoder of factor 8."""
+"""Presets that are meant for another autoencoder, or other captions, than their family's usual ones."""
 
 
 def measure(

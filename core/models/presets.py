@@ -151,6 +151,20 @@ PRESETS: dict[str, Preset] = {
         guidance_embeds=True,
         axes_dims_rope=[16, 56, 56],
     ),
+    # 11.9 B parameters: the shape of FLUX.1-schnell, which MLPerf's benchmark trains from scratch: no guidance embedded,
+    # captions of 256 tokens.
+    "flux-12b": _preset(
+        "flux",
+        patch_size=1,
+        in_channels=64,
+        num_layers=19,
+        num_single_layers=38,
+        attention_head_dim=128,
+        num_attention_heads=24,
+        joint_attention_dim=4096,
+        pooled_projection_dim=768,
+        axes_dims_rope=[16, 56, 56],
+    ),
     # 0.95 B parameters: half its width and a third of its depth, no embedded guidance; for a team that trains from scratch.
     "flux-small": _preset(
         "flux",
