@@ -288,6 +288,10 @@ class RunDirectory:
         """A file's bytes, or None when there is none."""
         return self._store.read(name)
 
+    def file_names(self, folder: str) -> list[str]:
+        """Names of what lies in a folder of the run, sorted; empty when there is no such folder."""
+        return self._store.names(folder)
+
     def remove_file(self, name: str) -> None:
         """Removes a file, or a folder with all in it."""
         self._store.remove(name)
