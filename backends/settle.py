@@ -72,20 +72,17 @@ def settle(
 def first_cause(endings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Of the words of several nodes and the supervisor, the one that counts.
 
-    A stop is for good, whatever came before it. A failure counts before a finish or a preemption that another node
-    saw; among failures the first in time (`at`: when it happened, on the node that saw it), and one that only says that
-    a peer was lost (`echo`) after all others.
+    A stop is for good, whatever came before it. A failure counts before a preemption or a finish that another node saw,
+    the first in time (`at`: when it happened, on the node that saw it). One that only says that ranks of another node are
+    gone (`echo`) counts after what that node says.
     """
-    order = {"stopped": 0, "failed": 1, "preempted": 2, "finished": 3}
-    ranked = sorted(
-        endings,
-        key=lambda event: (
-            order[event["type"]],
-            bool(event.get("echo")),
-            float(event.get("at") or event.get("time") or 0.0),
-        ),
-    )
-    return ranked[0] if ranked else None
+    order = {"stopped": 0, "failed": 1, "preempted": 2, "finished": 4}
+
+    def rank(event: Mapping[str, Any]) -> tuple[int, float]:
+        place = 3 if event["type"] == "failed" and event.get("echo") else order[event["type"]]
+        return place, float(event.get("at") or event.get("time") or 0.0)
+
+    return min(endings, key=rank, default=None)
 
 
 def _since_submission(events: Sequence[Mapping[str, Any]], job_id: str | None) -> Sequence[Mapping[str, Any]]:

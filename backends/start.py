@@ -25,7 +25,7 @@ import tempfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple  # noqa: UP035 - Python 3.8
+from typing import Any, NamedTuple, NoReturn
 
 _PREEMPTED = 75
 _STORES = {"s3": ("s3fs",), "az": ("adlfs", "azure-identity")}
@@ -33,7 +33,7 @@ _STORES = {"s3": ("s3fs",), "az": ("adlfs", "azure-identity")}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Lacking(Exception):  # noqa: N818 - it is what the image is, not what went wrong here
+class Lacking(Exception):
     """The image cannot run the job; one line that says what to do."""
 
 
@@ -45,7 +45,7 @@ class Requirement(NamedTuple):
     text: str
 
 
-def main(arguments: Optional[List[str]] = None) -> NoReturn:  # noqa: UP006, UP045
+def main(arguments: list[str] | None = None) -> NoReturn:
     """Never returns: becomes the worker, or exits with 2 (the image lacks something) or 75 (evicted meanwhile)."""
     for number in _SIGNALS:
         signal.signal(number, _evicted)  # the kernel drops signals that a first process does not handle
@@ -79,7 +79,7 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:  # noqa: UP006, UP0
     os.execve(sys.executable, command, environment)
 
 
-def prepare(folder: Path, run: str) -> Optional[Path]:  # noqa: UP045
+def prepare(folder: Path, run: str) -> Path | None:
     """Sees to isthmus and what it needs; returns the folder that must come first on the path, if any.
 
     Raises:
@@ -93,7 +93,7 @@ def prepare(folder: Path, run: str) -> Optional[Path]:  # noqa: UP045
         headers = Parser().parsestr(metadata)
         _check_python(headers["Requires-Python"] or "")
         has, same = _compare(record)
-        added: Optional[Path] = None  # noqa: UP045
+        added: Path | None = None
         if not same:
             added = Path(tempfile.mkdtemp(prefix="isthmus-"))
             archive.extractall(added)  # what pip would do for a pure wheel, in a hundredth of the time
@@ -129,7 +129,7 @@ def _check_python(requires: str) -> None:
         )
 
 
-def _compare(record: str) -> Tuple[Optional[str], bool]:  # noqa: UP006, UP045
+def _compare(record: str) -> tuple[str | None, bool]:
     """The version that the image has, and whether it is the wheel's, file by file: a version can be built twice."""
     try:
         own = importlib.metadata.distribution("isthmus")
@@ -148,16 +148,16 @@ def _compare(record: str) -> Tuple[Optional[str], bool]:  # noqa: UP006, UP045
     return own.version, True
 
 
-def _stores(run: str, recipe: Path) -> List[str]:  # noqa: UP006
+def _stores(run: str, recipe: Path) -> list[str]:
     """What the job's places need to be opened."""
     text = run + "\n" + recipe.read_text(encoding="utf-8")
     schemes = set(re.findall(r"(?:^|[\s'\"\[,])(s3|az|abfss?)://", text, re.MULTILINE))
     return [name for scheme in sorted(schemes) for name in _STORES["s3" if scheme == "s3" else "az"]]
 
 
-def _requirements(lines: List[str], stores: List[str]) -> List[Requirement]:  # noqa: UP006
+def _requirements(lines: list[str], stores: list[str]) -> list[Requirement]:
     """What a worker needs of what the wheel's metadata names: the launcher's, [train], and the stores' clients."""
-    found: Dict[str, Requirement] = {}  # noqa: UP006
+    found: dict[str, Requirement] = {}
     for line in lines:
         text, _, marker = line.partition(";")
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
@@ -169,10 +169,10 @@ def _requirements(lines: List[str], stores: List[str]) -> List[Requirement]:  # 
     return list(found.values())
 
 
-def _missing(wanted: List[Requirement], added: Optional[Path]) -> Dict[Requirement, Optional[str]]:  # noqa: UP006, UP045
+def _missing(wanted: list[Requirement], added: Path | None) -> dict[Requirement, str | None]:
     """The requirements that the image does not meet, with the version that it has instead."""
     path = [str(added)] if added else []
-    missing: Dict[Requirement, Optional[str]] = {}  # noqa: UP006, UP045
+    missing: dict[Requirement, str | None] = {}
     for requirement in wanted:
         found = next(
             iter(importlib.metadata.distributions(name=requirement.name, path=[*path, *sys.path])), None
@@ -182,7 +182,7 @@ def _missing(wanted: List[Requirement], added: Optional[Path]) -> Dict[Requireme
     return missing
 
 
-def _numbers(version: str) -> Tuple[int, ...]:  # noqa: UP006
+def _numbers(version: str) -> tuple[int, ...]:
     # "2.13.0a0+abc" of a vendor's own build counts as 2.13.0; a nought at the end says nothing.
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in (release[0] if release else "0").split(".")]
@@ -191,7 +191,7 @@ def _numbers(version: str) -> Tuple[int, ...]:  # noqa: UP006
     return tuple(numbers)
 
 
-def _install(missing: Dict[Requirement, Optional[str]], folder: Path, added: Path) -> None:  # noqa: UP006, UP045
+def _install(missing: dict[Requirement, str | None], folder: Path, added: Path) -> None:
     """Installs them from the folder's wheels beside this job's isthmus; the image itself stays as it is."""
     told = ", ".join(
         requirement.text + (f" (it has {version})" if version else "")
@@ -216,21 +216,20 @@ def _install(missing: Dict[Requirement, Optional[str]], folder: Path, added: Pat
     wanted = [requirement.text for requirement in missing]
     # Asked first what is needed beside what the image has: with --target alone pip would want everything anew.
     report = _pip([*offline, "--dry-run", "--report", "-", *wanted], added, lacks, hint)
-    plan: List[Dict[str, Any]] = json.loads(report[report.index("{") :])["install"]  # noqa: UP006
+    plan: list[dict[str, Any]] = json.loads(report[report.index("{") :])["install"]
     exact = [f"{item['metadata']['name']}=={item['metadata']['version']}" for item in plan]
     _pip([*offline, "--no-deps", "--no-compile", "--target", str(added), *exact], added, lacks, hint)
     _say(f"{lacks}; the job brings {', '.join(exact)}")
 
 
-def _pip(arguments: List[str], added: Path, lacks: str, hint: str) -> str:  # noqa: UP006
+def _pip(arguments: list[str], added: Path, lacks: str, hint: str) -> str:
     paths = [str(added), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PIP_ROOT_USER_ACTION": "ignore"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         stdin=subprocess.DEVNULL,
-        universal_newlines=True,
+        text=True,
         check=False,
     )
     if done.returncode:

@@ -37,6 +37,8 @@ class Outcome:
     """The rank to blame, where it is another one."""
     decisive: bool = False
     """Said by one who had looked at all ranks: it counts before anything else that ranks say."""
+    echo: bool = False
+    """It only says that another rank is gone, so any other word counts before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,10 @@ class Verdict:
     exit_code: int
     cause: str | None = None
     rank: int | None = None
+    at: float | None = None
+    """When a failure's cause happened, seconds since 1970: of several nodes the first one counts."""
+    echo: bool = False
+    """The cause only says that a rank of another node is gone; that node knows why."""
 
 
 def write_outcome(
@@ -81,6 +87,7 @@ def write_outcome(
     exit_code: int | None = None,
     culprit: int | None = None,
     decisive: bool = False,
+    echo: bool = False,
 ) -> None:
     """Records how this rank ended; the first word of a rank stays. Does nothing outside of a worker."""
     folder = os.environ.get(FOLDER_VARIABLE)
@@ -92,7 +99,7 @@ def write_outcome(
     if path.exists():
         return
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    outcome = Outcome(rank, status, code, cause, time.time(), culprit, decisive)
+    outcome = Outcome(rank, status, code, cause, time.time(), culprit, decisive, echo)
     temporary.write_text(json.dumps(asdict(outcome)))
     temporary.replace(path)
 
@@ -112,6 +119,7 @@ def read_outcomes(folder: Path) -> list[Outcome]:
                     time=float(data["time"]),
                     culprit=data.get("culprit"),
                     decisive=bool(data.get("decisive")),
+                    echo=bool(data.get("echo")),
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -142,7 +150,7 @@ def decide(
     silent = [death for death in deaths if death.rank not in said]
     graceful: Ending = "stopped" if stop_requested else "preempted"
     ended_gracefully = any(outcome.status in ("preempted", "stopped") for outcome in outcomes)
-    failures = sorted((o for o in outcomes if o.status == "failed"), key=lambda o: o.time)
+    failures = sorted((o for o in outcomes if o.status == "failed"), key=lambda o: (o.echo, o.time))
 
     if signalled and (ended_gracefully or not failures):
         # Ranks that were killed after the signal, or had not yet begun, lost nothing that a resume does not redo.
@@ -152,15 +160,20 @@ def decide(
             return Verdict(graceful, EXIT_CODES[graceful], cause)
     told = next((outcome for outcome in outcomes if outcome.decisive), None)
     if told is not None:
-        return Verdict(told.status, told.exit_code, told.cause, told.culprit)
+        return Verdict(told.status, told.exit_code, told.cause, told.culprit, told.time)
     first = failures[0] if failures else None
     # torchrun's own teardown kills the survivors of a death, so only its first death counts.
-    if silent and silent[0] == deaths[0] and (first is None or first.time > silent[0].time - _ECHO_SECONDS):
-        return Verdict("failed", 1, silent[0].describe(), silent[0].rank)
+    if (
+        silent
+        and silent[0] == deaths[0]
+        and (first is None or first.echo or first.time > silent[0].time - _ECHO_SECONDS)
+    ):
+        return Verdict("failed", 1, silent[0].describe(), silent[0].rank, silent[0].time)
     if first is not None:
         code = first.exit_code if first.exit_code in (1, 2) else 1
         rank = first.rank if first.culprit is None else first.culprit
-        return Verdict("failed", code, first.cause or f"rank {first.rank} failed", rank)
+        cause = first.cause or f"rank {first.rank} failed"
+        return Verdict("failed", code, cause, rank, first.time, first.echo)
     if any(outcome.status == "stopped" for outcome in outcomes):
         return Verdict("stopped", EXIT_CODES["stopped"], _first_cause(outcomes, "stopped"))
     if ended_gracefully:

@@ -10,31 +10,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import os
-import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from isthmus.core.cluster import Cluster, find_cluster
-from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Death, Verdict, decide, read_outcomes
+from isthmus.core.cluster import Cluster, failure_file, find_cluster
+from isthmus.core.cluster.endings import better_word, record
+from isthmus.core.cluster.hosts import wait_for_name
+from isthmus.core.cluster.joining import Attempt, announce, join, stop_came_first, take_lease
+from isthmus.core.cluster.meeting import agreed
+from isthmus.core.cluster.ranks import Ranks
+from isthmus.core.cluster.signals import Signals
+from isthmus.core.cluster.watching import EVERY_S, EventWatch
+from isthmus.core.outcome import EXIT_CODES, Death, Verdict, decide, read_outcomes
 from isthmus.core.recipe import Recipe, load_recipe
-from isthmus.errors import IsthmusError, LeaseLost, NotInstalled, StorageError, UsageError
+from isthmus.core.recipe.dump import dump_recipe
+from isthmus.core.recipe.mounted import parse_places, with_places
+from isthmus.errors import IsthmusError, LeaseLost, NotInstalled
 from isthmus.storage.rundir import Lease, RunDirectory
-from isthmus.storage.rundir.process import ProcessId, die_with_parent
+from isthmus.storage.rundir.process import die_with_parent
 
 TRAINER = "isthmus.core.train"
 LEASE_SECONDS = 60.0
 STORE_PATIENCE_S = 30.0
 """For which the store may be away before the worker gives up; less than a lease lasts."""
+_NODE_0_PATIENCE_S = 600.0
+"""For which another node waits for node 0, beyond the time that a lease of a dead attempt may take."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,18 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(int(parent), how=signal.SIGTERM)
     try:
         worker = Worker(
-            recipe_file=options.recipe,
+            recipe=with_places(load_recipe(Path(options.recipe)).recipe, parse_places(options.place)),
             run=RunDirectory(options.run, patience=STORE_PATIENCE_S),
             cluster=options.cluster,
+            job=options.job,
             module=options.module,
             grace=options.grace,
             lease_seconds=options.lease_seconds,
             lease_wait=options.lease_wait,
+            look_every=options.look_every,
             signals=signals,
         )
         verdict = worker.attempt()
     except IsthmusError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        _tell(failure_file(options.cluster, os.environ), str(error))
         return error.exit_code
     if verdict.status != "finished":
         print(f"isthmus: {verdict.status}" + (f": {verdict.cause}" if verdict.cause else ""), file=sys.stderr)
@@ -69,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", required=True, help="the recipe, resolved for this backend")
     parser.add_argument("--run", required=True, help="URI of the run directory")
     parser.add_argument("--cluster", default="local", help="adapter of the container contract")
+    parser.add_argument("--job", help="the cloud's name of this job; nodes join only attempts of the same")
+    parser.add_argument(
+        "--place",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="where `place:NAME` of the recipe is in this container; may be repeated",
+    )
     parser.add_argument(
         "--grace", type=float, help="seconds from SIGTERM to SIGKILL; default: the contract's"
     )
@@ -77,51 +94,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--lease-seconds", type=float, default=LEASE_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--lease-wait", type=float, help=argparse.SUPPRESS)
+    every = float(os.environ.get("ISTHMUS_LOOK_EVERY_S") or EVERY_S)
+    parser.add_argument("--look-every", type=float, default=every, help=argparse.SUPPRESS)
     return parser
-
-
-class Signals:
-    """Remembers that this process was told to end, and tells whoever wants to know."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self.wanted = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.received = self.received or signum
-        self.wanted.set()
 
 
 class Worker:
     """One attempt of a run on one node.
 
     Args:
-        recipe_file: resolved for the backend.
+        recipe: resolved for the backend, with this container's paths.
         run: where the run lives.
         cluster: name or import string of the adapter.
+        job: the cloud's name of the job that this is a node of, where it has one.
         module: what each rank runs.
         grace: seconds from SIGTERM to SIGKILL; None takes the contract's.
         lease_seconds: after which another attempt may take over from a dead one.
         lease_wait: how long to wait for another attempt's lease; None: until a dead one's has expired.
+        look_every: seconds between looks at the run directory's events.
     """
 
     def __init__(
         self,
         *,
-        recipe_file: str,
+        recipe: Recipe,
         run: RunDirectory,
         cluster: str,
         signals: Signals,
+        job: str | None = None,
         module: str = TRAINER,
         grace: float | None = None,
         lease_seconds: float = LEASE_SECONDS,
         lease_wait: float | None = None,
+        look_every: float = EVERY_S,
     ) -> None:
-        self.recipe_file = recipe_file
-        self.recipe: Recipe = load_recipe(Path(recipe_file)).recipe
+        self.recipe = recipe
         self.run = run
+        self.job = job
         self.module = module
         self.signals = signals
         self.cluster: Cluster = find_cluster(cluster)(self.recipe.compute.nodes, os.environ)
@@ -129,96 +138,91 @@ class Worker:
         self.grace = self.cluster.grace if grace is None else grace
         self.lease_seconds = lease_seconds
         self.lease_wait = lease_seconds * 1.5 if lease_wait is None else lease_wait
+        self.look_every = look_every
         self.lease_lost: str | None = None
-        self._torchrun: subprocess.Popen[bytes] | None = None
+        self._peer: Mapping[str, Any] | None = None
+        self._ranks: Ranks | None = None
 
     def attempt(self) -> Verdict:
-        """Runs the ranks to their end. Raises LeaseLost, StorageError, NotInstalled, UsageError."""
+        """Runs the ranks to their end. Raises LeaseLost, StorageError, NotInstalled, UsageError, TrainingFailed."""
         if importlib.util.find_spec("torch") is None:
             raise NotInstalled("training", extra="train", module="torch")
         with contextlib.ExitStack() as stack:
-            if self.cluster.node_rank == 0:
-                lease = stack.enter_context(self._lease())
-                if stopped := self._stop_came_first():
-                    return stopped
-                attempt, token = self._announce(lease), lease.token
-            else:
-                attempt, token = self._join()
+            if stop_came_first(self.run):
+                return Verdict("stopped", EXIT_CODES["stopped"], "stopped before it began")
+            attempt = self._begin(stack)
+            if attempt is None or self.signals.received is not None:
+                return self._ended_early(attempt)
+            if self.cluster.nodes > 1:
+                wait_for_name(self.cluster.master_addr, self.signals.wanted)
             outcomes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-")))
-            stack.enter_context(self._watch_node(attempt))
-            verdict = self._run_ranks(outcomes, attempt, token)
+            stack.enter_context(self._watch_node(outcomes, attempt))
+            verdict = self._run_ranks(outcomes, attempt)
+            attempt = agreed(outcomes) or attempt
             if self.lease_lost is not None:
                 # Not ours to write in any more: no event.
                 raise LeaseLost(self.lease_lost, where=self.run.uri)
-            self._record(verdict, attempt)
+            if self.cluster.nodes > 1:
+                verdict = better_word(self.run, verdict, attempt, self._peer)
+            if verdict.status == "failed" and verdict.cause:
+                _tell(self.cluster.failure_file, verdict.cause)
+            record(self.run, verdict, attempt, self.cluster.node_rank)
         return verdict
 
     # -- before the ranks
 
-    def _lease(self) -> Lease:
-        deadline = time.monotonic() + self.lease_wait
-        owner = f"{platform.node()}:{os.getpid()}"
-        while True:
-            # In short waits, so that a signal ends the waiting too.
-            wait = min(1.0, max(0.0, deadline - time.monotonic()))
-            try:
-                return self.run.lease(self.lease_seconds, owner, wait, on_lost=self._on_lease_lost)
-            except LeaseLost:
-                if time.monotonic() >= deadline or self.signals.wanted.is_set():
-                    raise
+    def _begin(self, stack: contextlib.ExitStack) -> Attempt | None:
+        """Node 0 takes the lease and announces an attempt, the others join it; None when told to end before."""
+        if self.cluster.node_rank != 0:
+            wait = self.lease_wait + _NODE_0_PATIENCE_S
+            return join(self.run, job=self.job, wait=wait, interrupted=self.signals.wanted)
+        try:
+            lease: Lease = take_lease(
+                self.run, self.lease_seconds, self.lease_wait, self.signals.wanted, self._on_lease_lost
+            )
+        except LeaseLost:
+            if self.signals.received is not None:
+                return None
+            raise
+        stack.enter_context(lease)
+        if stop_came_first(self.run):
+            return None
+        world_size = self.cluster.nodes * self.processes
+        return announce(self.run, lease, job=self.job, nodes=self.cluster.nodes, world_size=world_size)
 
     def _on_lease_lost(self, why: str) -> None:
         # Called from the renewing thread. The ranks must stop writing now, not after a checkpoint.
         self.lease_lost = why
-        self.signals.wanted.set()
+        if self._ranks is not None:
+            self._ranks.given_up = True
+        self.signals.changed.set()
 
-    def _stop_came_first(self) -> Verdict | None:
-        """A stop that was requested while nobody ran: a cloud's own restart must not undo it."""
-        for event in reversed(self.run.events()):
-            if event["type"] == "stop-requested":
-                return Verdict("stopped", EXIT_CODES["stopped"], "stopped before it began")
-            if event["type"] in ("submitted", "started"):
-                return None
-        return None
-
-    def _announce(self, lease: Lease) -> int:
-        attempt = len(self.run.events("started")) + 1
-        if self.run.exists():
-            self.run.update_run_json(attempts=attempt)
-        self.run.event(
-            "started",
-            attempt=attempt,
-            host=platform.node(),
-            nodes=self.cluster.nodes,
-            world_size=self.cluster.nodes * self.processes,
-            lease=lease.token,
-        )
-        return attempt
-
-    def _join(self) -> tuple[int, str]:
-        """Attempt and lease token of node 0, once it has announced an attempt under the lease in force."""
-        deadline = time.monotonic() + self.lease_wait + 600
-        while time.monotonic() < deadline:
-            token = self.run.lease_token()
-            for event in reversed(self.run.events("started")):
-                if token is not None and event.get("lease") == token:
-                    return int(event["attempt"]), token
-            if self.signals.wanted.wait(2.0):
-                break
-        raise UsageError("node 0 has not begun", where=self.run.uri, hint="its log may say why")
+    def _ended_early(self, attempt: Attempt | None) -> Verdict:
+        if attempt is None and stop_came_first(self.run):
+            return Verdict("stopped", EXIT_CODES["stopped"], "stopped before it began")
+        verdict = Verdict("preempted", EXIT_CODES["preempted"], "evicted before it began")
+        if attempt is not None:
+            record(self.run, verdict, attempt, self.cluster.node_rank)
+        return verdict
 
     @contextlib.contextmanager
-    def _watch_node(self, attempt: int) -> Iterator[None]:
+    def _watch_node(self, outcomes: Path, attempt: Attempt) -> Iterator[None]:
         from isthmus.core.telemetry import watch
 
         stop = threading.Event()
-        thread = threading.Thread(
-            target=watch,
-            args=(self.run, self.cluster.node_rank, self.recipe.monitor, stop),
-            kwargs={"recipe": self.recipe, "attempt": attempt},
-            name="telemetry",
-            daemon=True,
-        )
+
+        def look() -> None:
+            joined = self._agreed_when(outcomes, attempt, stop)
+            watch(
+                self.run,
+                self.cluster.node_rank,
+                self.recipe.monitor,
+                stop,
+                recipe=self.recipe,
+                attempt=joined.number,
+            )
+
+        thread = threading.Thread(target=look, name="telemetry", daemon=True)
         thread.start()
         try:
             yield
@@ -226,121 +230,72 @@ class Worker:
             stop.set()
             thread.join(timeout=5)
 
+    def _agreed_when(self, outcomes: Path, attempt: Attempt, stop: threading.Event) -> Attempt:
+        """The attempt that this is; another node than the first knows it once its ranks have met the others."""
+        while self.cluster.node_rank != 0 and not stop.is_set():
+            if (found := agreed(outcomes)) is not None:
+                return found
+            stop.wait(1.0)
+        return attempt
+
     # -- the ranks
 
-    def _run_ranks(self, outcomes: Path, attempt: int, token: str) -> Verdict:
+    def _run_ranks(self, outcomes: Path, attempt: Attempt) -> Verdict:
         from isthmus.core.telemetry.deaths import KillCounter, keep_logs, last_place
 
-        report = outcomes / "torchrun.json"
+        recipe_file = outcomes / "recipe.yaml"
+        recipe_file.write_text(dump_recipe(self.recipe), encoding="utf-8")
         kills = KillCounter()
-        self._torchrun = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "isthmus.core.cluster.elastic", str(os.getpid()), str(report)),
-                *self._torchrun_arguments(),
-                # Without "--" torchrun's parser takes our --run for an abbreviation of its own --run-path.
-                *("--module", "--", "isthmus.core.cluster.rank", self.module),
-                *("--recipe", self.recipe_file, "--run", self.run.uri),
-            ],
-            env=self._environment(outcomes, attempt, token),
-            # A terminal's Ctrl-C goes to its whole foreground group; the ranks shall hear of it once, from us.
-            start_new_session=True,
+        ranks = self._ranks = Ranks(
+            self.cluster,
+            processes=self.processes,
+            command=[self.module, "--recipe", str(recipe_file), "--run", self.run.uri],
+            outcomes=outcomes,
+            attempt=attempt,
+            grace=self.grace,
+            signals=self.signals,
         )
-        try:
-            signalled = self._wait(outcomes)
-        finally:
-            self._kill(outcomes)
-        data: dict[str, Any] = {"deaths": [], "error": None}
-        with contextlib.suppress(OSError, ValueError):
-            data = json.loads(report.read_text())
+        ranks.given_up = self.lease_lost is not None  # lost before there was anybody to tell
+        with EventWatch(self.run, lambda event: self._hear(event, outcomes, attempt), every=self.look_every):
+            try:
+                signalled = ranks.wait()
+            finally:
+                ranks.kill()
+        attempt = agreed(outcomes) or attempt
+        report = ranks.report()
         deaths = [
             Death(
                 **death, place=last_place(outcomes / f"stack-rank{death['rank']}.txt"), memory=kills.explain()
             )
-            for death in data["deaths"]
+            for death in report["deaths"]
         ]
-        keep_logs(self.run, outcomes, attempt)
+        keep_logs(self.run, outcomes, attempt.number)
         return decide(
             read_outcomes(outcomes),
             deaths,
             ranks=self.processes,
             signalled=signalled,
-            stop_requested=self._stop_requested(attempt),
-            launcher_error=data["error"],
+            stop_requested=self._stop_requested(attempt.number),
+            launcher_error=report["error"],
         )
 
-    def _torchrun_arguments(self) -> list[str]:
-        cluster = self.cluster
-        arguments = [
-            f"--nproc-per-node={self.processes}",
-            "--max-restarts=0",  # a restart is a new attempt, with its own lease and events
-            f"--shutdown-timeout={self._ranks_grace()}",
-        ]
-        if cluster.nodes == 1:
-            return [*arguments, "--standalone", f"--local-addr={cluster.master_addr}"]
-        return [
-            *arguments,
-            f"--nnodes={cluster.nodes}",
-            f"--node-rank={cluster.node_rank}",
-            f"--master-addr={cluster.master_addr}",
-            f"--master-port={cluster.master_port}",
-        ]
-
-    def _environment(self, outcomes: Path, attempt: int, token: str) -> dict[str, str]:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        flight = str(outcomes / "flight_")
-        return {
-            "OMP_NUM_THREADS": str(max(1, cores // self.processes)),
-            # What each rank's last collectives were, kept in memory and written when one times out; newer and older names.
-            **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-            **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), flight),
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            **os.environ,
-            "ISTHMUS_ATTEMPT": str(attempt),
-            "ISTHMUS_LEASE_TOKEN": token,
-            "ISTHMUS_GRACE_S": str(self._ranks_grace()),
-            FOLDER_VARIABLE: str(outcomes),
-        }
-
-    def _ranks_grace(self) -> int:
-        """Seconds from SIGTERM until torchrun kills the ranks: its default is 30, ours leaves the worker time to report."""
-        return max(1, int(self.grace - min(5.0, self.grace / 5)))
-
-    def _wait(self, outcomes: Path) -> bool:
-        """Until torchrun ends, or was ended; returns whether a signal asked for it."""
-        assert self._torchrun is not None
-        process = self._torchrun
-        ended = threading.Thread(target=self._await_end, name="torchrun", daemon=True)
-        ended.start()
-        self.signals.wanted.wait()
-        if self.lease_lost is not None:
-            return False
-        if self.signals.received is None:
-            return False  # it ended by itself
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + self.grace
-        while ended.is_alive() and self.lease_lost is None and time.monotonic() < deadline:
-            ended.join(0.2)
+    def _hear(self, event: Mapping[str, Any], outcomes: Path, attempt: Attempt) -> bool:
+        """What the run directory has to say, in the thread that looks; False: not to be judged yet."""
+        assert self._ranks is not None
+        node = self.cluster.node_rank
+        if event["type"] == "stop-requested":
+            if node == 0:  # its ranks tell the others'
+                print("isthmus: a stop was requested", file=sys.stderr, flush=True)
+                self._ranks.stop_requested = True
+        elif int(event.get("node", 0)) != node:
+            ours = attempt if node == 0 else agreed(outcomes)
+            if ours is None:
+                return False
+            if event.get("attempt") == ours.number:
+                self._peer = self._peer or event
+                self._ranks.peers_failed = True
+        self.signals.changed.set()
         return True
-
-    def _await_end(self) -> None:
-        assert self._torchrun is not None
-        self._torchrun.wait()
-        self.signals.wanted.set()
-
-    def _kill(self, outcomes: Path) -> None:
-        """Kills what is left of torchrun and the ranks, each of which leads a session of its own."""
-        assert self._torchrun is not None
-        if self._torchrun.poll() is None:
-            self._torchrun.kill()
-            self._torchrun.wait()
-        for file in outcomes.glob("rank*.pid"):
-            with contextlib.suppress(OSError, ValueError):
-                rank = ProcessId.from_json(json.loads(file.read_text()))
-                if rank.is_alive():
-                    os.killpg(rank.pid, signal.SIGKILL)
-
-    # -- after the ranks
 
     def _stop_requested(self, attempt: int) -> bool:
         for event in reversed(self.run.events()):
@@ -350,24 +305,12 @@ class Worker:
                 return False
         return False
 
-    def _record(self, verdict: Verdict, attempt: int) -> None:
-        if verdict.status == "failed" and verdict.cause and self.cluster.failure_file is not None:
-            with contextlib.suppress(OSError):
-                self.cluster.failure_file.write_text(verdict.cause[:1024])
-        if self.cluster.node_rank != 0 and verdict.status != "failed":
-            return  # one event a run; but each node tells what failed on it
-        fields: dict[str, Any] = {"attempt": attempt, "exit_code": verdict.exit_code}
-        if verdict.cause:
-            fields["cause"] = verdict.cause
-        if verdict.rank is not None:
-            fields["rank"] = verdict.rank
-        if self.cluster.node_rank != 0:
-            fields["node"] = self.cluster.node_rank
-        try:
-            self.run.event(verdict.status, **fields)
-        except StorageError as error:
-            # The cause matters more than that it could not be written down: the disk may be what is full.
-            print(f"warning: how it ended is not recorded: {error}", file=sys.stderr, flush=True)
+
+def _tell(file: Path | None, cause: str) -> None:
+    """Where a cloud takes the cause from, the first 1024 characters count."""
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.write_text(" ".join(cause.split())[:1024], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 from isthmus.errors import UsageError
 
-ADAPTERS = {"local": "isthmus.core.cluster.local:cluster"}
+ADAPTERS = {
+    "local": "isthmus.core.cluster.local:cluster",
+    "azureml": "isthmus.core.cluster.azureml:cluster",
+    "sagemaker": "isthmus.core.cluster.sagemaker:cluster",
+}
 """Name -> import string; a third-party backend names its own as `module:function`."""
 
 
@@ -30,6 +34,8 @@ class Cluster:
     """Seconds between SIGTERM and SIGKILL that this container contract gives; the worker stays within."""
     failure_file: Path | None = None
     """Where the cloud reads the cause of a failure from, when it does."""
+    interface: str | None = None
+    """The network interface between the nodes, where the contract names it."""
 
     @property
     def nodes(self) -> int:
@@ -54,3 +60,16 @@ def find_cluster(name: str) -> ClusterAdapter:
         return cast(ClusterAdapter, getattr(importlib.import_module(module), attribute))
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot load cluster adapter {name!r}: {error}") from error
+
+
+def failure_file(name: str, environ: Mapping[str, str]) -> Path | None:
+    """Where a cloud reads the cause from when its job did not come as far as a :class:`Cluster`; None where nowhere.
+
+    An adapter whose cloud has such a place tells it by a function `failure_file` in its module.
+    """
+    module = ADAPTERS.get(name, name).partition(":")[0]
+    try:
+        found = getattr(importlib.import_module(module), "failure_file", None)
+    except (ImportError, ValueError):
+        return None
+    return cast(Callable[[Mapping[str, str]], Path], found)(environ) if callable(found) else None

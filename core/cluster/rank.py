@@ -1,7 +1,8 @@
 """What runs in each rank around the training module: `python -m isthmus.core.cluster.rank MODULE ARGUMENTS...`.
 
 It ties the rank's life to torchrun's, notes the process for the worker, answers a SIGTERM that comes before the
-trainer can, and sees to it that no rank ends without a word: an exception becomes the rank's outcome.
+trainer can, takes part in the agreement on whose attempt this is, and sees to it that no rank ends without a word: an
+exception becomes the rank's outcome.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from isthmus.core.cluster.meeting import meet
 from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Ending, write_outcome
 from isthmus.errors import IsthmusError
 from isthmus.storage.rundir.process import ProcessId, die_with_parent
@@ -37,6 +39,7 @@ def main(arguments: list[str]) -> int:
 
     module, sys.argv = arguments[0], arguments
     try:
+        meet(folder)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         write_outcome("finished")
     except SystemExit as error:

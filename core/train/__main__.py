@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if cause is None or debug:
             raise
         # The rank that died, or whoever saw it die, says why; this is only the echo.
-        write_outcome("failed", cause=cause)
+        write_outcome("failed", cause=cause, echo=True)
         if rank() == 0:
             print(f"error: {cause}", file=sys.stderr, flush=True)
         return 1

@@ -82,10 +82,13 @@ class RunDirectory:
         Raises:
             RunExists: it holds a run of another recipe; nothing was changed.
         """
-        known = self._store.read("run.json")
-        if known is None and self._store.create("run.json", _dump(run)):
+        if self._store.read("run.json") is None:
+            # The recipe comes first, so that a run that exists has one, whenever its launcher is killed.
             self.write_recipe(recipe_text)
-            return self
+            if self._store.create("run.json", _dump(run)):
+                if self._store.read("recipe.yaml") != recipe_text.encode():
+                    self.write_recipe(recipe_text)  # of another launch, that lost
+                return self
         self.check_same_recipe(str(run.get("recipe_hash")))
         if self._store.read("recipe.yaml") is None:
             self.write_recipe(recipe_text)
@@ -173,10 +176,15 @@ class RunDirectory:
         for name in self._store.names("events"):
             if type is not None and not re.fullmatch(rf"\d+-{re.escape(type)}-[0-9a-f]+\.json", name):
                 continue
-            data = self._store.read(f"events/{name}")
-            if data is not None:
-                found.append(self._load(f"events/{name}", data))
+            event = self.read_event(name)
+            if event is not None:
+                found.append(event)
         return found
+
+    def read_event(self, name: str) -> dict[str, Any] | None:
+        """An event by its file's name, None when it is not there."""
+        data = self._store.read(f"events/{name}")
+        return None if data is None else self._load(f"events/{name}", data)
 
     # -- plan
 

@@ -54,12 +54,17 @@ WALLS = {
     "core.cluster": Wall({"core.outcome", "storage.rundir"}, set()),
     # The process between the worker and its ranks: torchrun with our exits. The worker starts it, never imports it.
     "core.cluster.elastic": Wall({"core.outcome", "storage.rundir"}, {"torch"}),
+    # In the ranks: several nodes agree through torchrun's store. The worker reads only the file that they leave.
+    "core.cluster.meeting": Wall({"core.outcome", "core.cluster", "storage.rundir"}, {"torch"}),
     "core.packaging": Wall({"core.recipe"}, set()),
     # How plugins are found; whoever looks for one knows only that.
     "core.plugins": Wall(set(), {"pluggy"}),
     "core": Wall({"core", "storage"}, set()),
     "storage": Wall({"storage"}, ARRAYS | {"pyarrow", "fsspec", "obstore"}),
-    "backends": Wall(CHECKS | {"core.outcome", "core.packaging", "core.plugins", "storage"}, {"pydantic"}),
+    "backends": Wall(
+        CHECKS | {"core.models.memory", "core.outcome", "core.packaging", "core.plugins", "storage"},
+        {"pydantic"},
+    ),
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
     "cost": Wall({"backends.spec", *CHECKS}, ARRAYS | {"ruamel"}),

@@ -1,0 +1,83 @@
+"""How an attempt's end is told in the run directory, by whom of its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from isthmus.core.cluster.joining import Attempt
+from isthmus.core.outcome import EXIT_CODES, Verdict
+from isthmus.errors import IsthmusError, StorageError
+from isthmus.storage.rundir import RunDirectory
+
+_PATIENCE_S = 10.0
+"""For the node that knows why to say so."""
+
+
+def better_word(
+    run: RunDirectory, verdict: Verdict, attempt: Attempt, peer: Mapping[str, Any] | None = None
+) -> Verdict:
+    """Of a node whose ranks only lost those of another one: what that node says.
+
+    Args:
+        peer: a failure of another node that was heard of while the ranks ran.
+    """
+    if verdict.status != "failed" or not (verdict.echo or (peer is not None and verdict.at is None)):
+        return verdict
+    deadline = time.monotonic() + (0.0 if peer is not None else _PATIENCE_S)
+    while peer is None and time.monotonic() < deadline:
+        with contextlib.suppress(IsthmusError):
+            peer = _ending_of_another(run, attempt)
+        if peer is None:
+            time.sleep(0.5)
+    if peer is None:
+        return verdict
+    status = peer["type"]
+    code = int(peer.get("exit_code", EXIT_CODES[status]))
+    cause, rank, at = peer.get("cause"), peer.get("rank"), peer.get("at")
+    return Verdict(status, code, cause, rank, at, echo=True)
+
+
+def _ending_of_another(run: RunDirectory, attempt: Attempt) -> Mapping[str, Any] | None:
+    for event in reversed(run.events()):
+        if event["type"] == "started":
+            return None
+        if event["type"] in EXIT_CODES and event.get("attempt") == attempt.number and not event.get("echo"):
+            return event
+    return None
+
+
+def record(run: RunDirectory, verdict: Verdict, attempt: Attempt, node: int) -> None:
+    """One event a run from node 0; and each other node tells what failed on it, while the attempt is the run's."""
+    if node != 0 and (verdict.status != "failed" or (verdict.echo and _known(run, attempt))):
+        return
+    fields: dict[str, Any] = {"attempt": attempt.number, "exit_code": verdict.exit_code}
+    if verdict.cause:
+        fields["cause"] = verdict.cause
+    if verdict.rank is not None:
+        fields["rank"] = verdict.rank
+    if verdict.at is not None:
+        fields["at"] = verdict.at
+    if verdict.echo:
+        fields["echo"] = True
+    if node != 0:
+        fields["node"] = node
+    try:
+        token = run.lease_token()
+        if token not in (None, attempt.token):
+            return  # another attempt's run by now; its lease went while this node's ranks were dying
+        run.event(verdict.status, **fields)
+    except StorageError as error:
+        # The cause matters more than that it could not be written down: the disk may be what is full.
+        print(f"warning: how it ended is not recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _known(run: RunDirectory, attempt: Attempt) -> bool:
+    """Whether somebody has said more than that a peer was lost."""
+    try:
+        return _ending_of_another(run, attempt) is not None
+    except IsthmusError:
+        return False
