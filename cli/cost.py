@@ -47,7 +47,9 @@ def throughput(
     global_batch_size: int = typer.Option(..., "--global-batch-size", help="Images of one step."),
     resolution: int = typer.Option(..., "--resolution", help="Pixels along one side of a square image."),
     precision: str = typer.Option("bf16", "--precision", help="bf16, fp16 or fp32."),
-    strategy: str = typer.Option("fsdp", "--strategy", help="ddp, fsdp or hsdp."),
+    strategy: str | None = typer.Option(
+        None, "--strategy", help="ddp, fsdp or hsdp; default ddp, or hsdp for large models."
+    ),
     fabric: str | None = typer.Option(
         None, "--fabric", help="infiniband, efa or ethernet; default the GPU's usual one."
     ),
