@@ -114,7 +114,9 @@ class NamespaceHost:
                     why = self.output.read().decode(errors="replace").strip().splitlines()
                     raise StorageError(f"no namespaces for {name}: {why[-1] if why else 'no reason given'}")
             self.pid = only_child(self._process.pid)
-            run_ip(f"link add {link} type veth peer name eth0 netns {self.pid}\nlink set {link} master {bridge} up")
+            run_ip(
+                f"link add {link} type veth peer name eth0 netns {self.pid}\nlink set {link} master {bridge} up"
+            )
             run_ip(
                 f"addr add {address}/24 dev eth0\nlink set eth0 up\nlink set lo up",
                 within=["nsenter", "-t", str(self.pid), "-n"],
@@ -144,7 +146,9 @@ class NamespaceHost:
         table = Path(f"/proc/{self.pid}/mountinfo")
         wanted = target.replace(" ", "\\040")
         deadline = time.monotonic() + 30
-        while not any(line.split()[4] == wanted and "fuse" in line for line in table.read_text().splitlines()):
+        while not any(
+            line.split()[4] == wanted and "fuse" in line for line in table.read_text().splitlines()
+        ):
             if process.poll() is not None or time.monotonic() > deadline:
                 told = log.read_text(errors="replace").strip().splitlines()
                 raise StorageError(f"cannot mount {target}: {told[-1] if told else 'no answer within 30 s'}")

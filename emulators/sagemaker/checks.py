@@ -22,7 +22,14 @@ from isthmus.emulators.sagemaker.requests import (
 from isthmus.emulators.sagemaker.shapes import violations
 
 Request = dict[str, Any]
-OWN_FOLDERS = ("/opt/ml/input", "/opt/ml/model", "/opt/ml/output", "/opt/ml/code", "/opt/ml/errors", "/opt/ml")
+OWN_FOLDERS = (
+    "/opt/ml/input",
+    "/opt/ml/model",
+    "/opt/ml/output",
+    "/opt/ml/code",
+    "/opt/ml/errors",
+    "/opt/ml",
+)
 DAY = 86400
 
 
@@ -57,7 +64,9 @@ def _offline(request: Request) -> Iterator[ServiceError]:
 
 
 def _algorithm(request: Request) -> Iterator[ServiceError]:
-    given = [name for name in ("TrainingImage", "AlgorithmName") if request["AlgorithmSpecification"].get(name)]
+    given = [
+        name for name in ("TrainingImage", "AlgorithmName") if request["AlgorithmSpecification"].get(name)
+    ]
     if len(given) != 1:
         yield rules.SOURCE.error("You must specify exactly one of TrainingImage and AlgorithmName.")
 
@@ -68,14 +77,24 @@ def _resources(request: Request) -> Iterator[ServiceError]:
     if chosen:
         yield rules.READ_ONLY.error(f"{chosen[0]} is read-only and cannot be specified in CreateTrainingJob.")
     if "InstancePreferences" in resources:
-        others = [name for name in ("InstanceType", "InstanceGroups", "InstancePlacementConfig") if name in resources]
+        others = [
+            name
+            for name in ("InstanceType", "InstanceGroups", "InstancePlacementConfig")
+            if name in resources
+        ]
         others += ["EnableManagedSpotTraining"] if is_spot(request) else []
         if others:
-            yield rules.PREFERENCES.error(f"InstancePreferences cannot be specified together with {others[0]}.")
+            yield rules.PREFERENCES.error(
+                f"InstancePreferences cannot be specified together with {others[0]}."
+            )
     if not all(name and count > 0 for name, count in wanted_types(request)):
-        yield rules.RESOURCES.error("ResourceConfig must specify InstanceType and an InstanceCount of at least 1.")
+        yield rules.RESOURCES.error(
+            "ResourceConfig must specify InstanceType and an InstanceCount of at least 1."
+        )
     if is_spot(request) and resources.get("KeepAlivePeriodInSeconds"):
-        yield rules.SPOT_WARM.error("KeepAlivePeriodInSeconds is not supported for managed spot training jobs.")
+        yield rules.SPOT_WARM.error(
+            "KeepAlivePeriodInSeconds is not supported for managed spot training jobs."
+        )
 
 
 def _volume(request: Request) -> Iterator[ServiceError]:
@@ -113,7 +132,9 @@ def _channels(request: Request) -> Iterator[ServiceError]:
             yield rules.CHANNELS.error(f"Duplicate channel name {name} in InputDataConfig.")
     for channel in channels:
         source = channel["DataSource"].get("S3DataSource")
-        if input_mode(request, channel) == "FastFile" and (source is None or source["S3DataType"] != "S3Prefix"):
+        if input_mode(request, channel) == "FastFile" and (
+            source is None or source["S3DataType"] != "S3Prefix"
+        ):
             yield rules.FAST_FILE.error(
                 f"FastFile mode supports only the S3DataType S3Prefix (channel {channel['ChannelName']})."
             )
@@ -121,7 +142,9 @@ def _channels(request: Request) -> Iterator[ServiceError]:
 
 def _checkpoints(request: Request) -> Iterator[ServiceError]:
     path = checkpoint_path(request)
-    if path is not None and (path in OWN_FOLDERS or path.startswith(tuple(f"{own}/" for own in OWN_FOLDERS[:-1]))):
+    if path is not None and (
+        path in OWN_FOLDERS or path.startswith(tuple(f"{own}/" for own in OWN_FOLDERS[:-1]))
+    ):
         yield rules.CHECKPOINT_PATH.error(f"CheckpointConfig LocalPath {path} is reserved.")
 
 

@@ -16,10 +16,7 @@ ENDED = frozenset({"Completed", "Failed", "Stopped"})
 SPOT_SHARE = 0.3
 """What of a spot instance's training time is billed: managed spot tells its discount as less billable time."""
 FLAGS = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
-SUMMARY = (
-    "TrainingJobName TrainingJobArn CreationTime TrainingEndTime LastModifiedTime TrainingJobStatus SecondaryStatus "
-    "WarmPoolStatus TrainingPlanArn"
-).split()
+SUMMARY = ["TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime", "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus", "TrainingPlanArn"]
 
 
 @dataclass(slots=True)
@@ -111,7 +108,10 @@ class TrainingJob:
                 "FinalMetricDataList": list(self.metrics.values()),
                 "ModelArtifacts": {"S3ModelArtifacts": self.artifacts()},
             }
-            answer["StoppingCondition"] = {"MaxRuntimeInSeconds": 86400, **answer.get("StoppingCondition", {})}
+            answer["StoppingCondition"] = {
+                "MaxRuntimeInSeconds": 86400,
+                **answer.get("StoppingCondition", {}),
+            }
             for key in FLAGS:
                 answer.setdefault(key, False)
             if self.selected and "InstancePreferences" in answer.get("ResourceConfig", {}):

@@ -32,7 +32,11 @@ def list_jobs(jobs: Sequence[TrainingJob], request: dict[str, Any]) -> dict[str,
 
 def _listed(summary: dict[str, Any], request: dict[str, Any]) -> bool:
     for field in ("CreationTime", "LastModifiedTime"):
-        if not request.get(f"{field}After", 0) <= summary[field] <= request.get(f"{field}Before", float("inf")):
+        if (
+            not request.get(f"{field}After", 0)
+            <= summary[field]
+            <= request.get(f"{field}Before", float("inf"))
+        ):
             return False
     pool = summary.get("WarmPoolStatus", {}).get("Status")
     return (

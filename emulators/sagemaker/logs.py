@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -61,10 +62,8 @@ def pieces(text: str) -> Iterator[str]:
 
 def create_group(logs: Any) -> None:
     """The group of all training jobs, once."""
-    try:
+    with contextlib.suppress(logs.exceptions.ResourceAlreadyExistsException):
         logs.create_log_group(logGroupName=GROUP)
-    except logs.exceptions.ResourceAlreadyExistsException:
-        pass
 
 
 class Metrics:

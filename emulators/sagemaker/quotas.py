@@ -81,7 +81,9 @@ class Quotas(MutableMapping[str, int]):
             for name in self:
                 if code_of(name) == request.get("QuotaCode"):
                     return {"Quota": described(name)}
-            raise ServiceError("NoSuchResourceException", "The request failed because the quota does not exist.")
+            raise ServiceError(
+                "NoSuchResourceException", "The request failed because the quota does not exist."
+            )
         if operation in ("ListServiceQuotas", "ListAWSDefaultServiceQuotas"):
             names, start = list(self), int(request.get("NextToken") or 0)
             end = start + min(int(request.get("MaxResults") or 100), 100)

@@ -206,4 +206,6 @@ NOT_FOUND = Refusal(
     words="service",
 )
 
-REFUSALS: tuple[Refusal, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Refusal))
+REFUSALS: tuple[Refusal, ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Refusal)
+)

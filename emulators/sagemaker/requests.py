@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 LOCAL_STORAGE = frozenset(
-    "g4dn g5 g6 g6e g7 g7e p3dn p4d p4de p5 p5e p5en p6-b200 p6-b300 p6e-gb200 r5d trn1 trn1n trn2".split()
+    ["g4dn", "g5", "g6", "g6e", "g7", "g7e", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "p6e-gb200", "r5d", "trn1", "trn1n", "trn2"]
 )
 """Families whose instances bring NVMe volumes of their own."""
 GROUP = "homogeneousCluster"
@@ -27,7 +27,9 @@ def wanted_types(request: dict[str, Any]) -> list[tuple[str, int]]:
     resources = request.get("ResourceConfig", {})
     if "InstancePreferences" in resources:
         count = resources.get("InstanceCount", 1)
-        return [(one["InstanceType"], one.get("InstanceCount", count)) for one in resources["InstancePreferences"]]
+        return [
+            (one["InstanceType"], one.get("InstanceCount", count)) for one in resources["InstancePreferences"]
+        ]
     if "InstanceGroups" in resources:
         # Heterogeneous clusters: one host each, of the first group's type where a single one is asked for.
         groups = resources["InstanceGroups"]

@@ -22,7 +22,12 @@ Answer = Callable[[str, dict[str, Any], str], dict[str, Any] | None]
 """Operation, request, region -> its answer; None when it is moto's."""
 STATUS = {400: "Bad Request", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests"}
 STATUS |= {500: "Internal Server Error", 503: "Service Unavailable"}
-CODES = {403: "AccessDeniedException", 429: "ThrottlingException", 500: "InternalFailure", 503: "ServiceUnavailable"}
+CODES = {
+    403: "AccessDeniedException",
+    429: "ThrottlingException",
+    500: "InternalFailure",
+    503: "ServiceUnavailable",
+}
 S3_CODES = {403: "AccessDenied", 404: "NoSuchKey", 500: "InternalError", 503: "SlowDown"}
 # S3 tells these with a status of their own; a JSON service tells every refusal with 400.
 S3_STATUS = {code: status for status, code in S3_CODES.items()}
@@ -52,7 +57,7 @@ class Front:
     ) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-        self._moto: Wsgi = DomainDispatcherApplication(create_backend_app)
+        self.moto: Wsgi = DomainDispatcherApplication(create_backend_app)
         self._faults = faults
         self._denied = denied
         self._region = region
@@ -114,7 +119,7 @@ class Front:
                 if not request["logStreamNames"]:
                     return replied(start_response, {"events": [], "searchedLogStreams": []})
                 renew(environ, json.dumps(request).encode())
-        return self._moto(environ, start_response)
+        return self.moto(environ, start_response)
 
     def _controlled(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
@@ -172,7 +177,9 @@ def failed(environ: WSGIEnvironment, start_response: StartResponse, how: str | i
     code = S3_CODES.get(how, "InternalError") if isinstance(how, int) else how
     status = how if isinstance(how, int) else S3_STATUS.get(how, 400)
     text = f"<Error><Code>{code}</Code><Message>Emulated {code}.</Message></Error>"
-    return replied(start_response, text.encode(), "application/xml", f"{status} {STATUS.get(status, 'Error')}")
+    return replied(
+        start_response, text.encode(), "application/xml", f"{status} {STATUS.get(status, 'Error')}"
+    )
 
 
 def dropped(environ: WSGIEnvironment) -> list[bytes]:

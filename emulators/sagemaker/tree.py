@@ -13,10 +13,7 @@ from isthmus.emulators.sagemaker.requests import GROUP, checkpoint_path, input_m
 
 ML = "/opt/ml"
 # Data in these is downloaded once a job starts; the rest is listed and streamed.
-RCLONE = (
-    "rclone mount --config /dev/null --read-only --allow-other --vfs-cache-mode off --dir-cache-time 1h --poll-interval 0 "
-    "--attr-timeout 1h --no-modtime --vfs-read-chunk-size 8M --vfs-read-chunk-size-limit 64M"
-).split()
+RCLONE = ["rclone", "mount", "--config", "/dev/null", "--read-only", "--allow-other", "--vfs-cache-mode", "off", "--dir-cache-time", "1h", "--poll-interval", "0", "--attr-timeout", "1h", "--no-modtime", "--vfs-read-chunk-size", "8M", "--vfs-read-chunk-size-limit", "64M"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +41,9 @@ class Place:
         return self.ml / inside if inside != path else self.root / "checkpoints"
 
 
-def resource_config(request: dict[str, Any], hosts: Sequence[str], index: int, kind: str, link: str) -> dict[str, Any]:
+def resource_config(
+    request: dict[str, Any], hosts: Sequence[str], index: int, kind: str, link: str
+) -> dict[str, Any]:
     """resourceconfig.json."""
     groups = request["ResourceConfig"].get("InstanceGroups")
     if not groups:
