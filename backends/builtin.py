@@ -7,5 +7,8 @@ from isthmus.backends.hooks import BackendEntry, hookimpl
 
 @hookimpl
 def isthmus_backends() -> list[BackendEntry]:
-    """`local`."""
-    return [("local", "isthmus.backends.local.backend:LocalBackend", None)]
+    """`local`, and the clouds."""
+    return [
+        ("local", "isthmus.backends.local.backend:LocalBackend", None),
+        ("sagemaker", "isthmus.backends.sagemaker.backend:SageMakerBackend", "sagemaker"),
+    ]

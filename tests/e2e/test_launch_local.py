@@ -306,11 +306,7 @@ def test_grace_is_honoured(desk: Desk) -> None:
         (("--set", "run_directory=tiny.yaml"), 1, "a part of the path is a file"),
         (("--run-id", "../out"), 2, "cannot be a run id"),
         (("--backend", "azure"), 2, "the azure backend comes with isthmus[azure] in a later version"),
-        (
-            ("--backend", "sagemaker"),
-            2,
-            "the sagemaker backend comes with isthmus[sagemaker] in a later version",
-        ),
+        (("--backend", "sagemaker"), 2, "is not on S3"),
         (("--backend", "loca"), 2, "did you mean local?"),
     ],
 )

@@ -65,6 +65,9 @@ WALLS = {
         CHECKS | {"core.models.memory", "core.outcome", "core.packaging", "core.plugins", "storage"},
         {"pydantic"},
     ),
+    "backends.sagemaker": Wall(
+        CHECKS | {"backends", "core.packaging", "storage"}, {"pydantic", "boto3", "botocore", "sagemaker"}
+    ),
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
     "cost": Wall({"backends.spec", *CHECKS}, ARRAYS | {"ruamel"}),
@@ -243,6 +246,9 @@ LAUNCHER = (
     "isthmus.core.report",
     "isthmus.core.worker",
     "isthmus.backends.registry",
+    "isthmus.backends.sagemaker.backend",
+    "isthmus.backends.sagemaker.lint",
+    "isthmus.backends.sagemaker.render",
     "isthmus.backends.runs",
     "isthmus.storage.shards",
     "isthmus.storage.stream",

@@ -1,0 +1,1 @@
+"""SageMaker training jobs: the recipe as one CreateTrainingJob request, submitted and followed with boto3."""
