@@ -22,7 +22,7 @@ from isthmus.storage.rundir.process import ProcessId
 
 _STOP_PATIENCE_S = 900.0
 """For the checkpoint of a stop that somebody requested: no machine is being taken away, so there is time."""
-_ECHO_PATIENCE_S = 15.0
+_ECHO_PATIENCE_S = 5.0
 """In which the ranks notice by themselves that those of another node are gone."""
 _BARRIER_S = {True: 60.0, False: 5.0}
 """For which torchrun may wait for the other nodes' after its own ranks have ended: finished, or checkpointed early."""
