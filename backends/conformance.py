@@ -31,6 +31,7 @@ from isthmus.backends.spec import (
     Attachable,
     Backend,
     Capability,
+    Discovers,
     Finding,
     Handle,
     Job,
@@ -40,6 +41,7 @@ from isthmus.backends.spec import (
     Status,
 )
 from isthmus.core.recipe import Recipe, parse_recipe, resolve
+from isthmus.core.recipe.document import parse as parse_yaml
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 
@@ -61,6 +63,13 @@ run_directory: RUNS
 """
 """A tiny job of one process; DATA and RUNS are put in by `recipe`."""
 
+SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "HF_TOKEN",
+)
 Rehearse = Callable[[dict[str, Any]], None]
 
 
@@ -193,6 +202,22 @@ class BackendConformance:
     def test_each_attempt_has_a_name_of_its_own(self, backend: Backend, job: Job) -> None:
         assert backend.render(job).job_id != backend.render(replace(job, attempt=2)).job_id
 
+    def test_the_request_is_a_document_for_the_cloud_s_own_tools(self, backend: Backend, job: Job) -> None:
+        rendered = backend.render(job)
+        assert isinstance(json.loads(backend.document(rendered, "json")), dict)
+        text = backend.document(rendered, "yaml")
+        assert text.strip()
+        assert isinstance(parse_yaml(text).data, dict)
+        assert backend.document(rendered, "yaml") == text
+
+    def test_no_secret_is_in_what_is_rendered(
+        self, backend: Backend, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        secret = "Zq7secretZq7"
+        for name in SECRETS:
+            monkeypatch.setenv(name, secret)
+        assert secret not in backend.render(job).to_json()
+
     # -- findings
 
     def test_lint_finds_nothing_wrong_with_a_good_job(self, backend: Backend, job: Job) -> None:
@@ -230,6 +255,25 @@ class BackendConformance:
         status = self.until_ended(backend, handle)
         assert (status.state, status.exit_code) == ("finished", 0)
         assert RunDirectory(job.run_uri).events("finished")
+
+    def test_the_same_job_is_submitted_once(self, backend: Backend, job: Job, rehearse: Rehearse) -> None:
+        rehearse({"*": "wait"})
+        handle = self.submit(backend, job)
+        again = backend.submit(backend.render(job))
+        assert again.native["job_id"] == handle.native["job_id"]
+        self.until_training(backend, handle)
+        # Another launcher, that does not know of the first one.
+        assert type(backend)().submit(backend.render(job)).native["job_id"] == handle.native["job_id"]
+        backend.stop(handle)
+        assert self.until_ended(backend, handle).state == "stopped"
+        # Nor does a job that has ended begin anew.
+        ended = backend.submit(backend.render(job))
+        assert backend.status(ended).state == "stopped"
+        assert len(RunDirectory(job.run_uri).events("started")) == 1
+        if isinstance(backend, Discovers):
+            found = [one for one in backend.jobs(job.settings) if one.handle.run_id == job.run_id]
+            assert [one.handle.native["job_id"] for one in found] == [handle.native["job_id"]]
+            assert found[0].handle.run_uri == job.run_uri
 
     @pytest.mark.parametrize(
         ("word", "cause"), [("fail", "the disk is full"), ("kill", "killed by signal 9")]

@@ -7,6 +7,7 @@ from typing import Any
 from isthmus.backends.registry import get_backend
 from isthmus.backends.runs import Record, find, records
 from isthmus.backends.spec import Status
+from isthmus.backends.submission import refusal_of
 from isthmus.errors import IsthmusError, RunNotFound
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
@@ -14,8 +15,29 @@ from isthmus.storage.rundir.store import open_store
 
 
 def status_of(record: Record) -> Status:
-    """The status that the run's backend tells."""
-    return get_backend(record.backend).status(record.to_handle())
+    """The status of the run's newest submission: what its backend tells, or that it was refused or not confirmed."""
+    newest = RunDirectory(record.run_uri).submissions().newest()
+    if newest is not None and (refused := refusal_of(newest)):
+        code = int(refused.get("exit_code", 1))
+        return Status(state="failed", exit_code=code, cause=str(refused.get("cause")))
+    if newest is not None and (newest.answer or {}).get("withdrawn"):
+        return Status(state="stopped", exit_code=4, cause=str((newest.answer or {})["withdrawn"]))
+    if not record.handle["native"].get("job_id"):
+        return Status(
+            state="pending", detail=f"begun and never submitted; `isthmus supervise {record.id}` goes on"
+        )
+    unconfirmed = newest is not None and newest.answer is None
+    try:
+        status = get_backend(record.backend).status(record.to_handle())
+    except IsthmusError:
+        if not unconfirmed:
+            raise
+        status = Status(state="unknown")
+    if unconfirmed and (status.state == "unknown" or (status.state == "failed" and status.attempt is None)):
+        # Nobody knows whether it arrived; where it did not, a backend sees a job that never began.
+        detail = f"its submission was begun and not confirmed; `isthmus supervise {record.id}` completes it"
+        return Status(state="pending", detail=detail)
+    return status
 
 
 def describe(record: Record) -> dict[str, Any]:

@@ -11,91 +11,100 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from isthmus.backends.following import status_of
 from isthmus.backends.prepare import Launch
 from isthmus.backends.provenance import provenance
-from isthmus.backends.runs import Record, save
+from isthmus.backends.runs import record_of
 from isthmus.backends.spec import Attachable, Backend, Handle, LogLine, Status
+from isthmus.backends.submission import By, put_down, send
 from isthmus.core.recipe.dump import dump_recipe, recipe_data, recipe_hash
-from isthmus.errors import IsthmusError, UsageError
+from isthmus.errors import UsageError
 from isthmus.storage.rundir import RunDirectory
 
 
-def start(launch: Launch, folder: Path) -> Handle:
-    """Writes the run directory and this machine's record, then submits.
+def start(launch: Launch, folder: Path, *, by: By = "launch") -> Handle:
+    """Writes the run directory and this machine's record, then submits; or completes what an earlier launch began.
+
+    Whenever this is killed, the same launch under the same id, `resume` or `supervise` goes on from there.
 
     Args:
         launch: prepared, and not refused.
         folder: whose commit and lock are recorded.
+        by: who starts it.
 
     Raises:
         RunExists: the run directory holds a run of another recipe.
+        UsageError: it runs already, or another launcher was faster.
+        PreflightRefused: the cloud has no quota or no capacity for it.
     """
     job = launch.job
     run = RunDirectory(job.run_uri)
+    if launch.pending is not None:
+        return send(run, launch.pending, launch.backend)
     _refuse_running(launch, run)
-    facts: dict[str, Any] = {
-        "id": job.run_id,
-        "name": job.recipe.name,
-        "backend": job.backend,
-        "created": time.time(),
+    _write(launch, run, folder)
+    submission = put_down(
+        run,
+        job.attempt,
+        launch.rendered,
+        by=by,
+        choice=launch.choice,
+        destination=launch.destinations[launch.choice] if launch.destinations else None,
+        usd_per_hour=launch.usd_per_hour,
+        event={"changes": launch.changes} if launch.changes else None,
+    )
+    if submission is None:
+        raise UsageError(
+            f"another launcher is submitting {job.run_id}",
+            hint=f"`isthmus status {job.run_id}` says how it is",
+        )
+    return send(run, submission, launch.backend)
+
+
+def _write(launch: Launch, run: RunDirectory, folder: Path) -> None:
+    """The run directory, up to date for this attempt; all before the job begins, which from then on writes run.json."""
+    job = launch.job
+    again: dict[str, Any] = {
         "recipe": recipe_data(job.source),
         "recipe_hash": recipe_hash(job.source),
         **provenance(folder),
-        "image": None,
-        "dataset_fingerprints": [],
-        "job_ids": [],
-        "attempts": 0,
         "world_size": job.world_size,
+        "destinations": [destination.to_json() for destination in launch.destinations],
     }
-    if launch.changes is None:
-        run.create(dump_recipe(job.recipe), facts)
-    data = run.read_run_json()
-    again = ("recipe", "recipe_hash", "git", "python", "packages", "lock_hash", "world_size")
-    # All before the job begins, which from then on writes this file.
-    run.update_run_json(
-        job_ids=[*data.get("job_ids", []), launch.rendered.job_id],
-        **({name: facts[name] for name in again} if launch.changes is not None else {}),
-    )
-    if launch.changes is not None:
-        run.write_recipe(dump_recipe(job.recipe))
     if launch.code is not None:
+        # Named by its content, so it can be there before anything that refers to it.
         run.write_file(launch.code.name, launch.code.data)
-        run.update_run_json(code=launch.code.facts())
-    submitted: dict[str, Any] = {"backend": job.backend, "job_id": launch.rendered.job_id}
-    if launch.changes:
-        submitted["changes"] = launch.changes
-    run.event("submitted", **submitted)
-    try:
-        handle = launch.backend.submit(launch.rendered)
-    except IsthmusError as error:
-        if not isinstance(error, UsageError):  # as when another launcher was faster
-            run.event("failed", cause=str(error), exit_code=error.exit_code)
-        raise
-    save(
-        Record(
-            id=job.run_id,
-            name=job.recipe.name,
-            backend=job.backend,
-            run_uri=run.uri,
-            created=float(data["created"]),
-            handle=handle.to_json(),
-        )
-    )
-    return handle
-
-
-def _known_handle(launch: Launch, run: RunDirectory) -> Handle | None:
-    """Of the submission before, as its run directory tells it."""
-    job = launch.job
-    if not run.exists() or not run.events("submitted"):
-        return None
-    native = {"job_id": next(reversed(run.read_run_json().get("job_ids") or [None]))}
-    return Handle(backend=job.backend, run_id=job.run_id, run_uri=run.uri, native=native)
+        again["code"] = launch.code.facts()
+    if launch.changes is None and not run.exists():
+        facts: dict[str, Any] = {
+            "id": job.run_id,
+            "name": job.recipe.name,
+            "backend": job.backend,
+            "created": time.time(),
+            **again,
+            "image": None,
+            "dataset_fingerprints": [],
+            "job_ids": [],
+            "native": {},
+            "attempts": 0,
+        }
+        run.create(dump_recipe(job.recipe), facts)
+        return
+    if launch.changes is None:
+        run.check_same_recipe(again["recipe_hash"])
+        run.update_run_json(destinations=again["destinations"])
+        return
+    run.update_run_json(**again)
+    run.write_recipe(dump_recipe(job.recipe))
 
 
 def _refuse_running(launch: Launch, run: RunDirectory) -> None:
-    handle, run_id = _known_handle(launch, run), launch.job.run_id
-    state = launch.backend.status(handle).state if handle is not None else None
+    if not run.exists():
+        return
+    run_id, record = launch.job.run_id, record_of(run)
+    if not record.handle["native"].get("job_id"):
+        return  # begun, never submitted
+    state = status_of(record).state
     if state in ("pending", "running", "restarting"):
         raise UsageError(
             f"{run_id} is {state} already",
@@ -105,8 +114,11 @@ def _refuse_running(launch: Launch, run: RunDirectory) -> None:
 
 def lines_so_far(launch: Launch) -> int:
     """Lines of the log that earlier submissions left, for a backend that goes on in the same log."""
-    handle = _known_handle(launch, RunDirectory(launch.job.run_uri))
-    if handle is None or not isinstance(launch.backend, Attachable):
+    run = RunDirectory(launch.job.run_uri)
+    if not isinstance(launch.backend, Attachable) or not run.exists():
+        return 0
+    handle = record_of(run).to_handle()
+    if not handle.native.get("job_id"):
         return 0
     return sum(1 for _ in launch.backend.logs(handle, follow=False))
 

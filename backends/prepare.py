@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,27 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from isthmus.backends import own_code
+from isthmus.backends.destinations import Destination, destinations, known_destinations
+from isthmus.backends.places import recipe_changes, with_absolute_paths, with_paths_of
+from isthmus.backends.preflight import look
 from isthmus.backends.registry import LATER, backend_names, get_backend
 from isthmus.backends.runs import Record, check_run_id, new_run_id
-from isthmus.backends.spec import Backend, Capability, Finding, Job, Rendered
+from isthmus.backends.spec import Backend, Capability, Finding, Job, Offer, Rendered
+from isthmus.backends.submission import rendered_of
 from isthmus.core.packaging import Package
 from isthmus.core.recipe import LoadedRecipe, Recipe, parse_recipe, resolve
-from isthmus.core.recipe.dump import recipe_data, recipe_hash
+from isthmus.core.recipe.dump import recipe_hash
 from isthmus.errors import IsthmusError, PreflightRefused, RecipeError, StorageError, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
+from isthmus.storage.rundir.submissions import Submission
 
 _FIXED = ("model", "encoders", "seed", "data.lanes", "data.sources")
 """What a run was begun with: with another of these its weights or its sample order would mean something else."""
+
+
+Price = Callable[[Recipe, str, str | None, str, str | None], float | None]
+"""US dollars an hour of all nodes: recipe, backend, region, tier, SKU; None where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,58 +43,116 @@ class Launch:
     rendered: Rendered
     findings: tuple[Finding, ...] = ()
     changes: dict[str, Any] | None = None
-    """Of a resumed run's recipe: field -> [before, now]."""
+    """Of a resumed run's recipe: field -> [before, now]; None: the run is begun, or begun again under its id."""
     code: Package | None = None
     """The recipe's own code, to be put into the run directory before the job begins."""
+    destinations: tuple[Destination, ...] = ()
+    """Where the run may go, in order."""
+    choice: int = 0
+    """Which of them this is."""
+    offer: Offer | None = None
+    """What it runs on, as the backend tells."""
+    pending: Submission | None = None
+    """An earlier launch put this attempt down and it is not known whether it arrived: it is sent again as it was."""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all nodes together, where somebody knows."""
+        return (
+            self.job.usd_per_hour
+            if self.job.usd_per_hour is not None
+            else (self.offer.usd_per_hour if self.offer is not None else None)
+        )
 
 
 def prepare(
     loaded: LoadedRecipe,
     *,
     backend: str | None = None,
+    backends: Sequence[str] = (),
+    choice: int = 0,
     run_id: str | None = None,
     detach: bool = False,
+    price: Price | None = None,
+    offline: bool = False,
 ) -> Launch:
     """A new run, or another attempt of the run with that id and the same recipe.
 
     Args:
         loaded: as read from the file, with its overrides.
-        backend: its name; None: that of the first of `compute.offers`, or `local`.
+        backend: the name of the only one; short for `backends`.
+        backends: names of those it may go to, in order; none: those of `compute.offers`, or `local`.
+        choice: which of the destinations that follow from these is meant.
         run_id: None makes a new one.
         detach: whether it shall go on when the launcher ends, on a backend that can do both.
+        price: what an hour costs, where the backend itself does not know.
+        offline: do not look whether there is a run of that id; it is taken for a new one.
 
     Raises:
         UsageError: no such backend, a bad run id; RecipeError: a problem in the backend's section.
     """
     source = loaded.recipe
-    name = backend or next((offer.backend for offer in source.compute.offers), "local")
-    found = get_backend(name)
+    places = destinations(source, [backend] if backend else backends)
+    destination = places[choice]
+    found = get_backend(destination.backend)
     _check_sections(loaded)
     settings = backend_settings(found, loaded)
-    resolved = resolve(source, name)
-    if name == "local":
+    resolved = resolve(source, found.name)
+    if found.name == "local":
         resolved = with_absolute_paths(resolved)
     assert isinstance(resolved.run_directory, str)
-    attempt, known = 1, None
+    attempt, known, pending = 1, None, None
     if run_id is None:
         # Nothing can be there, so a dry run needs no network to look.
         run_id = new_run_id(source.name, recipe_hash(source))
         run = RunDirectory(filesystems.join(resolved.run_directory, run_id))
     else:
         run = RunDirectory(filesystems.join(resolved.run_directory, check_run_id(run_id)))
-        run.check_same_recipe(recipe_hash(source))
-        attempt += len(run.events("submitted"))
-        known = run if run.exists() else None
+        if not offline and run.exists():
+            run.check_same_recipe(recipe_hash(source))
+            known = run
+            attempt, pending = _next_attempt(run)
+            _same_backend(pending, found.name, run_id)
     code = own_code.packaged(resolved, known)
     resolved = own_code.referred(resolved, code)
     launch = _launch(
-        found, resolved, source, settings, run_id=run_id, run=run, attempt=attempt, detach=detach
+        found,
+        Job(
+            recipe=resolved,
+            source=source,
+            backend=found.name,
+            run_id=run_id,
+            run_uri=run.uri,
+            settings=settings,
+            attempt=attempt,
+            offer=destination.offer,
+            detach=detach,
+        ),
+        price,
     )
-    return replace(launch, code=code, findings=(*launch.findings, *own_code.notes(code)))
+    return replace(
+        _as_put_down(launch, pending),
+        code=code,
+        findings=(*launch.findings, *own_code.notes(code)),
+        destinations=places,
+        choice=choice,
+    )
 
 
-def prepare_resume(record: Record, overrides: Sequence[str] = (), *, detach: bool = False) -> Launch:
+def prepare_resume(
+    record: Record,
+    overrides: Sequence[str] = (),
+    *,
+    backends: Sequence[str] = (),
+    choice: int | None = None,
+    detach: bool = False,
+    price: Price | None = None,
+) -> Launch:
     """The next attempt of a run, from its newest checkpoint, with changes to its recipe.
+
+    Args:
+        backends: where it may go from now on; none: where it might before, beginning with where it is.
+        choice: which of those it goes to; None: the one it was on.
 
     Raises:
         UsageError: a change that would make it another run; names the fields.
@@ -97,68 +164,138 @@ def prepare_resume(record: Record, overrides: Sequence[str] = (), *, detach: boo
     before = parse_recipe(text, filename=f"{record.id}/run.json").recipe
     loaded = parse_recipe(text, filename=f"{record.id}/run.json", overrides=overrides)
     changes = recipe_changes(before, loaded.recipe)
+    _refuse_changes(record.id, changes, allow_data=loaded.recipe.data.allow_changed)
+    attempt, pending = _next_attempt(run)
+    if pending is not None and (changes or backends):
+        raise UsageError(
+            f"submission {pending.number} of {record.id} was begun and not confirmed",
+            hint=f"`isthmus supervise {record.id}` completes it; then come back",
+        )
+    if backends:
+        places, choice = destinations(loaded.recipe, backends), choice or 0
+    else:
+        places = known_destinations(data, loaded.recipe)
+        if choice is None:
+            choice = _choice_before(run, places)
+    destination = places[choice]
+    found = get_backend(destination.backend)
+    settings = backend_settings(found, loaded)
+    resolved = resolve(loaded.recipe, found.name)
+    if found.name == "local" and data.get("backend") == "local":
+        # Relative paths meant something where the run was launched, which may not be here.
+        resolved = with_paths_of(resolved, run.read_recipe())
+    elif found.name == "local":
+        resolved = with_absolute_paths(resolved)
+    code, resolved, notes = own_code.resumed(resolved, data, overrides, changes)
+    launch = _launch(
+        found,
+        Job(
+            recipe=resolved,
+            source=loaded.recipe,
+            backend=found.name,
+            run_id=record.id,
+            run_uri=run.uri,
+            settings=settings,
+            attempt=attempt,
+            offer=destination.offer,
+            detach=detach,
+        ),
+        price,
+    )
+    return replace(
+        _as_put_down(launch, pending),
+        changes=changes,
+        code=code,
+        findings=(*launch.findings, *notes),
+        destinations=places,
+        choice=choice,
+    )
+
+
+def _next_attempt(run: RunDirectory) -> tuple[int, Submission | None]:
+    """The number of the next submission, and the one that it is if that was put down already and nobody knows more."""
+    newest = run.submissions().newest()
+    if newest is not None and newest.answer is None:
+        return newest.number, newest
+    # Runs of before there were submissions have only the job ids.
+    return max(newest.number if newest else 0, len(run.read_run_json().get("job_ids", []))) + 1, None
+
+
+def _choice_before(run: RunDirectory, places: Sequence[Destination]) -> int:
+    newest = run.submissions().newest()
+    choice = int(newest.data.get("choice", 0)) if newest is not None else 0
+    return choice if choice < len(places) else 0
+
+
+def _same_backend(pending: Submission | None, name: str, run_id: str) -> None:
+    if pending is not None and pending.data["rendered"]["backend"] != name:
+        raise UsageError(
+            f"a submission of {run_id} to {pending.data['rendered']['backend']} was begun and not confirmed",
+            hint=f"`isthmus supervise {run_id}` completes it",
+        )
+
+
+def _as_put_down(launch: Launch, pending: Submission | None) -> Launch:
+    if pending is None:
+        return launch
+    rendered = rendered_of(pending)
+    note = f"an earlier launch began to submit {rendered.job_id}; it is completed under the same name"
+    return replace(
+        launch,
+        pending=pending,
+        rendered=rendered,
+        findings=(*launch.findings, Finding("launch.pending", "note", note)),
+    )
+
+
+def _refuse_changes(run_id: str, changes: dict[str, Any], *, allow_data: bool) -> None:
     # Asked for, other data is taken; the trainer says what that means.
-    fixed = [field for field in _FIXED if field != "data.sources" or not loaded.recipe.data.allow_changed]
+    fixed = [field for field in _FIXED if field != "data.sources" or not allow_data]
     refused = [
         path for path in changes if any(path == field or path.startswith(f"{field}.") for field in fixed)
     ]
     if refused:
         raise UsageError(
             f"a run keeps what it was begun with; changed: {', '.join(refused)}",
-            where=record.id,
+            where=run_id,
             hint="launch a new run with that recipe",
         )
-    found = get_backend(record.backend)
-    settings = backend_settings(found, loaded)
-    resolved = resolve(loaded.recipe, record.backend)
-    if record.backend == "local":
-        # Relative paths meant something where the run was launched, which may not be here.
-        resolved = _with_paths_of(resolved, run.read_recipe())
-    attempt = len(run.events("submitted")) + 1
-    code, resolved, notes = own_code.resumed(resolved, data, overrides, changes)
-    launch = _launch(
-        found, resolved, loaded.recipe, settings, run_id=record.id, run=run, attempt=attempt, detach=detach
-    )
-    return replace(launch, changes=changes, code=code, findings=(*launch.findings, *notes))
 
 
-def _launch(
-    backend: Backend,
-    resolved: Recipe,
-    source: Recipe,
-    settings: BaseModel,
-    *,
-    run_id: str,
-    run: RunDirectory,
-    attempt: int,
-    detach: bool,
-) -> Launch:
+def _launch(backend: Backend, job: Job, price: Price | None) -> Launch:
+    """Priced, linted and rendered."""
     if Capability.ATTACHED not in backend.capabilities:
-        detach = True
-    job = Job(
-        recipe=resolved,
-        source=source,
-        backend=backend.name,
-        run_id=run_id,
-        run_uri=run.uri,
-        settings=settings,
-        attempt=attempt,
-        detach=detach,
-    )
+        job = replace(job, detach=True)
+    offer = _priced(backend, job, price)
+    job = replace(job, usd_per_hour=offer.usd_per_hour if offer is not None else None)
     findings = tuple(backend.lint(job))
-    if detach and Capability.DETACHED not in backend.capabilities:
+    if job.detach and Capability.DETACHED not in backend.capabilities:
         findings = (
             *findings,
             Finding("detach", "error", f"{backend.name} cannot detach", "leave out --detach", 2),
         )
-    return Launch(backend=backend, job=job, rendered=backend.render(job), findings=findings)
+    return Launch(backend=backend, job=job, rendered=backend.render(job), findings=findings, offer=offer)
+
+
+def _priced(backend: Backend, job: Job, price: Price | None) -> Offer | None:
+    """What the job runs on, with what that costs."""
+    offer = next(iter(backend.offers(job)), None)
+    if offer is None or offer.usd_per_hour is not None or price is None:
+        return offer
+    return replace(offer, usd_per_hour=price(job.source, backend.name, offer.region, offer.tier, offer.sku))
 
 
 def preflight(launch: Launch) -> Launch:
     """The launch with what its backend found by looking; skipped when the lint refuses it already."""
     if any(finding.level == "error" for finding in launch.findings):
         return launch
-    return replace(launch, findings=(*launch.findings, *launch.backend.preflight(launch.job)))
+    found = list(launch.backend.preflight(launch.job))
+    if Capability.ATTACHED not in launch.backend.capabilities:
+        # What a cloud cannot know; a backend of this machine looks by itself, at more than these.
+        known = {finding.message for finding in found}
+        shared = [finding for _, findings in look(launch.job) for finding in findings]
+        found += [finding for finding in shared if finding.message not in known]
+    return replace(launch, findings=(*launch.findings, *found))
 
 
 def refuse_errors(launch: Launch) -> None:
@@ -201,72 +338,6 @@ def _check_sections(loaded: LoadedRecipe) -> None:
         hint = f"did you mean `{near}`?" if near else f"there are {', '.join(known)}"
         place = loaded.where(f"backends.{unknown[0]}")
         raise RecipeError([f"{place}: backends.{unknown[0]}: no such backend ({hint})"])
-
-
-def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """A resolved recipe whose paths on this machine hold in any working directory."""
-
-    def absolute(uri: str) -> str:
-        return str(filesystems.local_path(uri)) if filesystems.is_local(uri) else uri
-
-    def sources(listed: Sequence[Any]) -> list[Any]:
-        return [
-            source.model_copy(update={"uri": [absolute(uri) for uri in _uris(source)]}) for source in listed
-        ]
-
-    assert isinstance(recipe.run_directory, str)
-    update: dict[str, Any] = {
-        "data": recipe.data.model_copy(update={"sources": sources(recipe.data.sources)}),
-        "run_directory": absolute(recipe.run_directory),
-    }
-    if isinstance(recipe.model.init_from, str):
-        update["model"] = recipe.model.model_copy(update={"init_from": absolute(recipe.model.init_from)})
-    if recipe.validation.sources:
-        held_out = sources(recipe.validation.sources)
-        update["validation"] = recipe.validation.model_copy(update={"sources": held_out})
-    return recipe.model_copy(update=update)
-
-
-def _with_paths_of(recipe: Recipe, resolved_text: str) -> Recipe:
-    """The recipe with the data and run directory of the one that the run was resolved to."""
-    old = parse_recipe(resolved_text, filename="recipe.yaml").recipe
-    update: dict[str, Any] = {
-        "data": recipe.data.model_copy(update={"sources": old.data.sources}),
-        "run_directory": old.run_directory,
-        "model": recipe.model.model_copy(update={"init_from": old.model.init_from}),
-    }
-    if recipe.validation.sources:
-        # Held-out data may change on a resume; the training data may not.
-        same = len(old.validation.sources) == len(recipe.validation.sources)
-        sources = old.validation.sources if same else with_absolute_paths(recipe).validation.sources
-        update["validation"] = recipe.validation.model_copy(update={"sources": sources})
-    return recipe.model_copy(update=update)
-
-
-def _uris(source: Any) -> list[str]:
-    return [source.uri] if isinstance(source.uri, str) else list(source.uri)
-
-
-def recipe_changes(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
-    """Dotted field -> [before, now], for each field that differs; an absent one is None."""
-    old, new = _flat(recipe_data(before)), _flat(recipe_data(now))
-    return {
-        path: [old.get(path), new.get(path)]
-        for path in [*old, *(path for path in new if path not in old)]
-        if old.get(path) != new.get(path)
-    }
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    items: Any = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    )
-    if items is None or not value:
-        return {path: value}
-    found: dict[str, Any] = {}
-    for key, inner in items:
-        found.update(_flat(inner, f"{path}.{key}" if path else str(key)))
-    return found
 
 
 def launch_folder(loaded: LoadedRecipe | None) -> Path:

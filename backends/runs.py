@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -124,23 +124,52 @@ def _at(place: str, known: list[Record]) -> Record:
     for record in known:
         if _same(record.run_uri, run.uri):
             return record
+    return record_of(run)
+
+
+def record_of(run: RunDirectory) -> Record:
+    """What a run directory itself tells. Raises RunNotFound."""
     data = run.read_run_json()
-    job_ids = data.get("job_ids") or [None]
-    handle = Handle(
-        backend=str(data.get("backend")),
-        run_id=str(data.get("id")),
-        run_uri=run.uri,
-        native={"job_id": job_ids[-1]},
-    ).to_json()
+    handle = newest_handle(run, data)
     created = data.get("created")
     return Record(
         id=str(data.get("id")),
         name=str(data.get("name")),
-        backend=str(data.get("backend")),
+        backend=handle.backend,
         run_uri=run.uri,
         created=float(created) if isinstance(created, int | float) else 0.0,
-        handle=handle,
+        handle=handle.to_json(),
     )
+
+
+def newest_handle(run: RunDirectory, run_json: Mapping[str, Any]) -> Handle:
+    """Of the newest submission; its `native` holds no job id when nothing was submitted yet."""
+    from isthmus.backends.submission import handle_of
+
+    newest = run.submissions().newest()
+    if newest is not None:
+        # The directory may have been copied since; where it is now counts.
+        return replace(handle_of(newest), run_uri=run.uri)
+    job_ids = run_json.get("job_ids") or []
+    return Handle(
+        backend=str(run_json.get("backend")),
+        run_id=str(run_json.get("id")),
+        run_uri=run.uri,
+        native={**({"job_id": job_ids[-1]} if job_ids else {}), **(run_json.get("native") or {})},
+    )
+
+
+def find_current(text: str) -> Record:
+    """`find`, with the handle of the newest submission, whoever made it.
+
+    Raises:
+        RunNotFound: no such run, or its directory is gone.
+    """
+    record = find(text)
+    now = record_of(RunDirectory.open(record.run_uri))
+    same = now.handle["native"].get("job_id") == record.handle["native"].get("job_id")
+    # This machine's own handle may know more, such as a process.
+    return record if same and now.backend == record.backend else now
 
 
 def _same(one: str, other: str) -> bool:

@@ -40,23 +40,35 @@ class Action:
     """Of the run as a whole, when done."""
 
 
-def hours_run(events: Sequence[Mapping[str, Any]], now: float) -> float:
-    """Hours of running over all attempts; an attempt that ended without a word counts to the last that was heard."""
-    seconds = 0.0
+def spans(events: Sequence[Mapping[str, Any]], now: float) -> list[tuple[str | None, float]]:
+    """(job id, seconds) of each time that the run was running; an attempt that ended without a word counts to the last that
+    was heard of it."""
+    found: list[tuple[str | None, float]] = []
+    job: str | None = None
     begun: float | None = None
     last = 0.0
     for event in events:
-        if event["type"] == "started":
+        if event["type"] == "submitted" and "job_id" in event:
             if begun is not None:
-                seconds += max(0.0, last - begun)
-            begun = event["time"]
+                found.append((job, max(0.0, last - begun)))
+                begun = None
+            job = event["job_id"]
+        elif event["type"] == "started":
+            if begun is not None:
+                found.append((job, max(0.0, last - begun)))
+            begun, job = event["time"], event.get("job") or job
         elif event["type"] in _ENDINGS and begun is not None:
-            seconds += max(0.0, event["time"] - begun)
+            found.append((job, max(0.0, event["time"] - begun)))
             begun = None
         last = event["time"]
     if begun is not None:
-        seconds += max(0.0, now - begun)
-    return seconds / 3600
+        found.append((job, max(0.0, now - begun)))
+    return found
+
+
+def hours_run(events: Sequence[Mapping[str, Any]], now: float) -> float:
+    """Hours of running over all attempts."""
+    return sum(seconds for _, seconds in spans(events, now)) / 3600
 
 
 def over_budget(events: Sequence[Mapping[str, Any]], limits: Limits, now: float) -> str | None:
@@ -79,33 +91,37 @@ def next_action(events: Sequence[Mapping[str, Any]], status: Status, limits: Lim
         now: seconds since 1970.
     """
     since = _since_submitted(events)
-    stop_requested = _stop_requested(events)
+    asked = stop_requested(events)
     capped = over_budget(events, limits, now)
     if not status.ended:
-        if capped and not stop_requested:
+        if capped and not asked:
             return Action("stop", capped)
         return Action("wait")
     if status.state != "preempted":
         return Action("done", status.cause, status)
-    if stop_requested or capped:
+    if asked or capped:
         stopped = Status(
             state="stopped", exit_code=EXIT_CODES["stopped"], cause=capped, attempt=status.attempt
         )
         return Action("done", capped or "stop requested", stopped)
-    restarts = sum(event["type"] == "started" for event in since) - 1
+    # A job that never began, for want of machines, is an attempt too; a cloud's own restarts are seen by what began.
+    begun = sum(event["type"] == "started" for event in since)
+    restarts = max(begun, sum(event["type"] == "submitted" for event in since)) - 1
     if restarts >= limits.max_restarts:
         why = f"preempted {restarts + 1} times, compute.max_restarts is {limits.max_restarts}"
         return Action("done", why, Status(state="preempted", exit_code=75, cause=why, attempt=status.attempt))
     return Action("restart", status.cause or "preempted")
 
 
-def _stop_requested(events: Sequence[Mapping[str, Any]]) -> bool:
+def stop_requested(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether somebody asked the run to stop since somebody last wanted it to run."""
     return any(event["type"] == "stop-requested" for event in _since_submitted(events))
 
 
 def _since_submitted(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Since somebody last wanted the run to run; what a supervisor submits by itself goes on with that."""
     for index in range(len(events) - 1, -1, -1):
-        if events[index]["type"] == "submitted":
+        if events[index]["type"] == "submitted" and events[index].get("by") != "supervise":
             return events[index:]
     return events
 
@@ -145,7 +161,7 @@ def supervise(
             assert action.status is not None
             if action.status.state == "stopped" and status.state == "preempted":
                 # The attempt ended before it could be asked to stop; the run shall not be restarted by anyone.
-                if not _stop_requested(run.events()):
+                if not stop_requested(run.events()):
                     run.event("stop-requested", by="budget", cause=action.why)
                 run.event("stopped", cause=action.why, exit_code=EXIT_CODES["stopped"])
             elif action.status is not status:

@@ -18,6 +18,8 @@ MODULES = {
     "recipes": ("recipes",),
     "data": ("data",),
     "launch": ("launch",),
+    "supervise": ("supervise",),
+    "doctor": ("doctor",),
     "runs": ("runs", "status", "logs", "stop", "resume"),
     "sample": ("sample", "export"),
     "cost": ("cost",),

@@ -1,12 +1,13 @@
-"""What `launch` and `resume` share: the summary, the question, and staying with the run until it ends."""
+"""What `launch` and `resume` share: the plan, the question, and staying with the run until it ends."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
@@ -14,22 +15,44 @@ from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
     from isthmus.backends.prepare import Launch
-    from isthmus.backends.spec import LogLine
+    from isthmus.backends.spec import Finding, LogLine
+    from isthmus.backends.submission import By
+    from isthmus.backends.supervisor import Look
 
 
-def run_launch(launch: Launch, folder: Path, *, yes: bool, as_json: bool) -> None:
-    """Checks, shows, starts, and follows unless it is detached; exits with the run's exit code."""
-    from isthmus.backends.launch import attend, lines_so_far, start
+def run_launch(
+    make: Callable[[int], Launch],
+    count: int,
+    folder: Path,
+    *,
+    yes: bool,
+    as_json: bool,
+    follow: bool = False,
+    by: By = "launch",
+) -> None:
+    """Checks, shows, starts, and follows unless it is detached; exits with the run's exit code.
+
+    Args:
+        make: prepares the launch for the destination of that index.
+        count: destinations there are.
+        folder: whose commit and lock are recorded.
+        follow: stay with a job that would go on by itself, too.
+        by: who starts it.
+    """
+    from isthmus.backends.failover import choose
+    from isthmus.backends.launch import lines_so_far, start
     from isthmus.backends.prepare import preflight, refuse_errors
+    from isthmus.errors import PreflightRefused
 
-    launch = preflight(launch)
-    show_findings(launch)
+    launch, notes = choose(count, make, preflight)
+    show_findings([*notes, *launch.findings])
     refuse_errors(launch)
     if not as_json:
+        from isthmus.cli.plan import plan_text
+
         print(plan_text(launch), flush=True)
     _confirm(launch, yes=yes or as_json)
     before = lines_so_far(launch)
-    handle = start(launch, folder)
     job = launch.job
     facts: dict[str, object] = {
         "run": job.run_id,
@@ -40,23 +63,88 @@ def run_launch(launch: Launch, folder: Path, *, yes: bool, as_json: bool) -> Non
     }
     if launch.changes is not None:
         facts["changes"] = launch.changes
+    try:
+        handle = start(launch, folder, by=by)
+    except PreflightRefused as error:
+        if len(launch.destinations) < 2:
+            raise
+        print(f"note: {launch.destinations[launch.choice]} refused: {error}", file=sys.stderr)
+        look = _supervisor(job.run_uri).look()
+        if look.did == "done":
+            leave(look, facts, as_json=as_json)
+        handle = look.handle
+        facts["backend"] = handle.backend
     if job.detach:
-        emit(
-            {**facts, "state": "pending"},
-            as_json=as_json,
-            text=f"started; next:\n{_next_commands(job.run_id)}",
-        )
-        return
+        if not follow:
+            text = f"started; next:\n{next_commands(job.run_id, supervised=_supervised(handle.backend))}"
+            emit({**facts, "state": "pending"}, as_json=as_json, text=text)
+            return
+        look_after(job.run_uri, job.run_id, facts, as_json=as_json, skip=before)
+    _attend(launch, handle, facts, as_json=as_json, skip=before)
+
+
+def _attend(launch: Launch, handle: object, facts: dict[str, object], *, as_json: bool, skip: int) -> None:
+    """Stays with a job that ends with this process."""
+    from isthmus.backends.launch import attend
+    from isthmus.backends.spec import Handle
+
+    assert isinstance(handle, Handle)
     screen = Screen(sys.stderr if as_json else sys.stdout)
-    status = attend(launch.backend, handle, screen.write, screen.say, skip=before)
+    status = attend(launch.backend, handle, screen.write, screen.say, skip=skip)
     screen.clear()
+    _ended(launch.job.run_id, status, facts, as_json=as_json)
+
+
+def look_after(
+    run_uri: str,
+    run_id: str,
+    facts: dict[str, object],
+    *,
+    as_json: bool,
+    interval: float = 15.0,
+    skip: int = 0,
+    log: bool = True,
+) -> NoReturn:
+    """Supervises a run until it is done, with its log; exits with its exit code, or with 0 after Ctrl-C."""
+    from isthmus.backends.staying import stay
+
+    screen = Screen(sys.stderr if as_json else sys.stdout)
+    try:
+        look = stay(
+            _supervisor(run_uri, screen.say), screen.say, write=screen.write if log else None,
+            interval=interval, skip=skip,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        screen.clear()
+        text = f"{run_id} goes on; stop it: isthmus stop {run_id}\nfollow it: isthmus supervise {run_id}"
+        emit({**facts, "state": "left"}, as_json=as_json, text=text)
+        raise typer.Exit(0) from None
+    screen.clear()
+    leave(look, facts, as_json=as_json)
+
+
+def _supervisor(run_uri: str, say: Callable[[str], None] = lambda text: None):  # type: ignore[no-untyped-def]
+    from isthmus.backends.supervisor import Supervisor
+    from isthmus.cli.pricing import price_function
+
+    return Supervisor(run_uri, price=price_function(), say=say)
+
+
+def leave(look: Look, facts: dict[str, object], *, as_json: bool) -> NoReturn:
+    """Says how a run ended and exits with its exit code."""
+    _ended(look.handle.run_id, look.status, facts, as_json=as_json)
+    raise typer.Exit(0)
+
+
+def _ended(run_id: str, status: object, facts: dict[str, object], *, as_json: bool) -> None:
+    from isthmus.backends.spec import Status
+
+    assert isinstance(status, Status)
     if status.ended:
         facts["exit_code"] = status.exit_code
-    if status.state in ("preempted", "failed"):
-        after = f"go on: isthmus resume {job.run_id}"
-    else:
-        after = f"next: isthmus report {job.run_id}"
-    text = f"{job.run_id} {status.state}" + (f": {status.cause}" if status.cause else "") + f"\n{after}"
+    resumable = status.state in ("preempted", "failed")
+    after = f"go on: isthmus resume {run_id}" if resumable else f"next: isthmus report {run_id}"
+    text = f"{run_id} {status.state}" + (f": {status.cause}" if status.cause else "") + f"\n{after}"
     emit({**facts, "state": status.state, "cause": status.cause}, as_json=as_json, text=text)
     if status.exit_code:
         raise typer.Exit(status.exit_code)
@@ -98,49 +186,40 @@ class Screen:
             self._bar = False
 
 
-def show_findings(launch: Launch) -> None:
+def show_findings(findings: list[Finding]) -> None:
     """Warnings and notes on stderr; errors are raised, by `refuse_errors`."""
-    for finding in launch.findings:
+    for finding in findings:
         if finding.level != "error":
             fix = f" ({finding.fix})" if finding.fix else ""
             print(f"{finding.level}: {finding.message}{fix}", file=sys.stderr)
 
 
-def plan_text(launch: Launch) -> str:
-    """What will run, where, on what data, and where it is written."""
-    from isthmus.core.recipe.summary import summary, summary_text
-
-    job, compute = launch.job, launch.job.recipe.compute
-    kind = "process" if compute.gpu == "none" else compute.gpu
-    plural = "es" if kind == "process" and compute.gpus_per_node > 1 else ""
-    places = [
-        place
-        for source in job.recipe.data.sources
-        for place in ([source.uri] if isinstance(source.uri, str) else list(source.uri))
-    ]
-    again = f", attempt {job.attempt}" if job.attempt > 1 else ""
-    lines = [
-        f"run {job.run_id}{again}",
-        f"  where   {job.backend}, {compute.nodes} node{'s' if compute.nodes > 1 else ''} x "
-        f"{compute.gpus_per_node} {kind}{plural}, world size {job.world_size}",
-        summary_text(summary(job.recipe)),
-        f"  data    {', '.join(places)}",
-        f"  output  {job.run_uri}",
-    ]
-    lines += [
-        f"  changed {path}: {before} -> {now}" for path, (before, now) in (launch.changes or {}).items()
-    ]
-    return "\n".join(lines)
+def next_commands(run_id: str, *, supervised: bool) -> str:
+    """What to type next, exactly."""
+    words = [f"status {run_id}", f"logs -f {run_id}", f"stop {run_id}", f"report {run_id}"]
+    if supervised:
+        words.insert(0, f"supervise {run_id}")
+    return "\n".join(f"  isthmus {word}" for word in words)
 
 
-def _next_commands(run_id: str) -> str:
-    return "\n".join(
-        f"  isthmus {command}"
-        for command in (f"status {run_id}", f"logs -f {run_id}", f"stop {run_id}", f"report {run_id}")
-    )
+def _supervised(backend: str) -> bool:
+    """Whether a preempted job of that backend waits for a supervisor."""
+    from isthmus.backends.registry import get_backend
+    from isthmus.backends.spec import Capability
+
+    return Capability.RESTARTS not in get_backend(backend).capabilities
 
 
 def _confirm(launch: Launch, *, yes: bool) -> None:
-    warned = any(finding.level == "warning" for finding in launch.findings)
-    if warned and not yes and sys.stdin.isatty() and not typer.confirm("Launch in spite of the warnings?"):
+    """On a terminal: where it costs money, or in spite of warnings."""
+    from isthmus.backends.spec import Capability
+
+    if yes or not sys.stdin.isatty():
+        return
+    question = None
+    if Capability.ATTACHED not in launch.backend.capabilities:
+        question = f"Submit to {launch.backend.name}?"
+    if any(finding.level == "warning" for finding in launch.findings):
+        question = "Launch in spite of the warnings?"
+    if question is not None and not typer.confirm(question):
         raise typer.Exit(0)

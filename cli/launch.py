@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from isthmus.cli.output import emit
+
+if TYPE_CHECKING:
+    from isthmus.backends.prepare import Launch
 
 _OVERRIDES = typer.Option(
     [], "--set", metavar="PATH=VALUE", help="Override a field, as in stages.0.steps=500. May be repeated."
@@ -19,7 +24,10 @@ def register(app: typer.Typer) -> None:
 def launch(
     recipe: str = typer.Argument(metavar="RECIPE", help="A file, or a name from `isthmus recipes list`."),
     backend: str = typer.Option(
-        "", "--backend", metavar="NAME", help="Where to run; default: the first of compute.offers, or local."
+        "",
+        "--backend",
+        metavar="NAME[,NAME...]",
+        help="Where to run, and where to go next; default: compute.offers in their order, or local.",
     ),
     overrides: list[str] = _OVERRIDES,
     dry_run: bool = typer.Option(
@@ -27,34 +35,79 @@ def launch(
         "--dry-run",
         help="Print the native request and what is wrong with it; no network, nothing written.",
     ),
+    format: str = typer.Option(
+        "text",
+        "--format",
+        metavar="json|yaml|text",
+        help="Of a dry run: the request as the cloud's own tools take it, or all of it as text.",
+    ),
     detach: bool = typer.Option(False, "--detach", help="Return at once; the run goes on."),
+    follow: bool = typer.Option(
+        False, "--follow", help="Stay with a job that goes on by itself: its log, and `isthmus supervise`."
+    ),
     run_id: str = typer.Option("", "--run-id", metavar="ID", help="Name the run; a known one goes on."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask, even when there are warnings."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; the log goes to stderr."),
 ) -> None:
     """Check a recipe and start it as a run. Exit codes: 0 finished, 1 failed, 2 usage, 3 refused, 4 stopped, 75 preempted.
 
-    In the foreground Ctrl-C checkpoints and ends the run; `isthmus resume` goes on.
+    On this machine it stays in the foreground, where Ctrl-C checkpoints and ends the run; a cloud's job goes on by itself.
 
-    Example: isthmus launch my.yaml --backend local --set stages.0.steps=500 --detach
+    Example: isthmus launch my.yaml --backend azure,sagemaker --set stages.0.steps=500 --follow
     """
+    from isthmus.backends.destinations import destinations
     from isthmus.backends.prepare import launch_folder, prepare
     from isthmus.cli.following import run_launch
+    from isthmus.cli.pricing import price_function
     from isthmus.core.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    prepared = prepare(loaded, backend=backend or None, run_id=run_id or None, detach=detach)
+    names = named(backend)
+    price = price_function()
+
+    def make(choice: int) -> Launch:
+        return prepare(
+            loaded, backends=names, choice=choice, run_id=run_id or None, detach=detach, price=price,
+            offline=dry_run,
+        )  # fmt: skip
+
+    count = len(destinations(loaded.recipe, names))
     if dry_run:
-        from json import dumps, loads
-
-        from isthmus.backends.prepare import refuse_errors
-        from isthmus.cli.following import show_findings
-
-        show_findings(prepared)
-        refuse_errors(prepared)
-        rendered = prepared.rendered
-        files = "".join(f"\n# {name}\n{text}" for name, text in rendered.files.items())
-        request = dumps(dict(rendered.request), indent=2, sort_keys=True, ensure_ascii=False)
-        emit(loads(rendered.to_json()), as_json=as_json, text=f"{request}\n{files}".rstrip("\n"))
+        _show(make, count, format, as_json=as_json)
         return
-    run_launch(prepared, launch_folder(loaded), yes=yes, as_json=as_json)
+    if format != "text":
+        raise _usage("--format belongs to --dry-run", "--json prints what a launch did")
+    run_launch(make, count, launch_folder(loaded), yes=yes, as_json=as_json, follow=follow)
+
+
+def named(backend: str) -> list[str]:
+    """The names in `--backend`."""
+    return [name for part in backend.split(",") if (name := part.strip())]
+
+
+def _usage(message: str, hint: str):  # type: ignore[no-untyped-def]
+    from isthmus.errors import UsageError
+
+    return UsageError(message, hint=hint)
+
+
+def _show(make, count: int, format: str, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]
+    """The request of a dry run."""
+    from json import dumps, loads
+
+    from isthmus.backends.failover import choose
+    from isthmus.backends.prepare import refuse_errors
+    from isthmus.cli.following import show_findings
+
+    if format not in ("json", "yaml", "text"):
+        raise _usage(f"no format {format!r}", "there are json, yaml and text")
+    launch, notes = choose(count, make, lambda launch: launch)
+    show_findings([*notes, *launch.findings])
+    refuse_errors(launch)
+    rendered = launch.rendered
+    if format == "json" or format == "yaml":
+        print(launch.backend.document(rendered, format).rstrip("\n"))
+        return
+    files = "".join(f"\n# {name}\n{text}" for name, text in rendered.files.items())
+    request = dumps(dict(rendered.request), indent=2, sort_keys=True, ensure_ascii=False)
+    emit(loads(rendered.to_json()), as_json=as_json, text=f"{request}\n{files}".rstrip("\n"))

@@ -9,6 +9,7 @@ import typer
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
+    from isthmus.backends.prepare import Launch
     from isthmus.backends.runs import Record
 
 _AS_JSON = typer.Option(False, "--json", help="Print JSON.")
@@ -59,9 +60,9 @@ def status(run: str = _RUN, as_json: bool = _AS_JSON) -> None:
     Example: isthmus status quickstart
     """
     from isthmus.backends.following import describe
-    from isthmus.backends.runs import find
+    from isthmus.backends.runs import find_current
 
-    facts = describe(find(run))
+    facts = describe(find_current(run))
     emit(facts, as_json=as_json, text=lambda: _status_text(facts))
 
 
@@ -97,9 +98,9 @@ def logs(
     from json import dumps
 
     from isthmus.backends.registry import get_backend
-    from isthmus.backends.runs import find
+    from isthmus.backends.runs import find_current
 
-    record = find(run)
+    record = find_current(run)
     lines = get_backend(record.backend).logs(record.to_handle(), follow)
     try:
         for line in lines:
@@ -114,23 +115,22 @@ def stop(run: str = _RUN, as_json: bool = _AS_JSON) -> None:
 
     Example: isthmus stop quickstart
     """
-    from isthmus.backends.registry import get_backend
-    from isthmus.backends.runs import find
+    from isthmus.backends.stopping import stop as stop_run
 
-    record = find(run)
-    backend, handle = get_backend(record.backend), record.to_handle()
-    before = backend.status(handle)
-    if not before.ended:
-        backend.stop(handle)
-    after = backend.status(handle)
-    facts = {"run": record.id, "state": after.state, "cause": after.cause, "was": before.state}
-    word = f"was {after.state} already" if before.ended else after.state
-    emit(facts, as_json=as_json, text=f"{record.id} {word}")
+    facts = stop_run(run)
+    word = f"was {facts['state']} already" if facts["was"] == facts["state"] else facts["state"]
+    emit(facts, as_json=as_json, text=f"{facts['run']} {word}")
 
 
 def resume(
     run: str = _RUN,
     overrides: list[str] = _OVERRIDES,
+    backend: str = typer.Option(
+        "", "--backend", metavar="NAME[,NAME...]", help="Where to go on; default: where it was."
+    ),
+    follow: bool = typer.Option(
+        False, "--follow", help="Stay with a job that goes on by itself: its log, and `isthmus supervise`."
+    ),
     detach: bool = typer.Option(False, "--detach", help="Return at once; the run goes on."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask, even when there are warnings."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; the log goes to stderr."),
@@ -144,8 +144,18 @@ def resume(
     from pathlib import Path
 
     from isthmus.backends.prepare import prepare_resume
-    from isthmus.backends.runs import find
+    from isthmus.backends.runs import find_current
     from isthmus.cli.following import run_launch
+    from isthmus.cli.launch import named
+    from isthmus.cli.pricing import price_function
 
-    record: Record = find(run)
-    run_launch(prepare_resume(record, overrides, detach=detach), Path.cwd(), yes=yes, as_json=as_json)
+    record: Record = find_current(run)
+    names, price = named(backend), price_function()
+
+    def make(choice: int) -> Launch:
+        # Without names it goes on where it was; a supervisor may move it later.
+        return prepare_resume(
+            record, overrides, backends=names, choice=choice if names else None, detach=detach, price=price
+        )
+
+    run_launch(make, max(1, len(names)), Path.cwd(), yes=yes, as_json=as_json, follow=follow, by="resume")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -27,7 +28,7 @@ from isthmus.backends.spec import (
     Rendered,
     Status,
 )
-from isthmus.core.recipe.dump import dump_recipe
+from isthmus.core.recipe.dump import dump_recipe, yaml_text
 from isthmus.core.recipe.stages import Section
 from isthmus.core.recipe.units import Duration
 from isthmus.errors import StorageError, UsageError
@@ -105,28 +106,49 @@ class LocalBackend:
         """torch, datasets and their encoders, memory, run directory, disk."""
         return checks.preflight(job)
 
+    def document(self, rendered: Rendered, format: Literal["json", "yaml"]) -> str:
+        """The command and its environment."""
+        request = dict(rendered.request)
+        if format == "yaml":
+            return yaml_text(request)
+        return json.dumps(request, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
     def submit(self, rendered: Rendered) -> Handle:
-        """Starts the keeper in a session of its own. Raises UsageError when the run is already running here."""
+        """Starts the keeper in a session of its own. Raises UsageError when another attempt of the run runs here."""
         place = JobPlace.of(rendered.run_uri, rendered.run_id)
-        if any(process.is_alive() for process in place.processes().values()):
+        has_it = place.claimed(rendered.job_id)
+        if has_it is None and any(process.is_alive() for process in place.processes().values()):
             raise UsageError(
                 f"{rendered.run_id} is already running here",
                 hint=f"isthmus status {rendered.run_id}, or isthmus stop {rendered.run_id}",
             )
+        if has_it is None:
+            keeper = self._start_keeper(place, rendered)
+            # Both claim, it and we: killed here, we leave no keeper that another submission would not see.
+            has_it = place.claim(rendered.job_id, ProcessId.of(keeper.pid) or ProcessId(keeper.pid, 0.0))
+        return Handle(
+            backend=self.name,
+            run_id=rendered.run_id,
+            run_uri=rendered.run_uri,
+            native={"job_id": rendered.job_id, **has_it.to_json()},
+        )
+
+    def _start_keeper(self, place: JobPlace, rendered: Rendered) -> subprocess.Popen[bytes]:
+        folder = place.folder / rendered.job_id
         try:
-            place.folder.mkdir(parents=True, exist_ok=True)
-            for name, text in rendered.files.items():
-                (place.folder / name).write_text(text)
-            place.job.write_text(rendered.to_json())
+            folder.mkdir(parents=True, exist_ok=True)
+            # Each whole or not at all: another submission of the same job writes the same bytes.
+            for path, text in (
+                *((folder / name, text) for name, text in rendered.files.items()),
+                (folder / "job.json", rendered.to_json()),
+            ):
+                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                temporary.write_text(text)
+                temporary.replace(path)
+            words = ("-m", "isthmus.backends.local.keeper", str(place.folder), rendered.job_id)
             with place.log.open("ab") as log:
                 keeper = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "isthmus.backends.local.keeper",
-                        str(place.folder),
-                        str(os.getpid()),
-                    ],
+                    [sys.executable, *words, str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -135,20 +157,15 @@ class LocalBackend:
         except OSError as error:
             raise StorageError(f"cannot start the job: {error.strerror}", where=str(place.folder)) from error
         self._children.append(keeper)
-        process = ProcessId.of(keeper.pid) or ProcessId(keeper.pid, 0.0)
-        return Handle(
-            backend=self.name,
-            run_id=rendered.run_id,
-            run_uri=rendered.run_uri,
-            native={"job_id": rendered.job_id, **process.to_json()},
-        )
+        return keeper
 
     def _keeper(self, handle: Handle) -> ProcessId | None:
         for child in self._children:
             child.poll()
         if "pid" in handle.native:
             return ProcessId.from_json(dict(handle.native))
-        return JobPlace.of(handle.run_uri, handle.run_id).processes().get("keeper")
+        place = JobPlace.of(handle.run_uri, handle.run_id)
+        return place.claimed(str(handle.native.get("job_id"))) or place.processes().get("keeper")
 
     def status(self, handle: Handle) -> Status:
         """From the keeper's process and the run directory's events."""
@@ -242,10 +259,9 @@ def _settings(job: Job) -> LocalSettings:
 
 
 def _grace(handle: Handle) -> float:
-    import json
-
     try:
-        job = json.loads(JobPlace.of(handle.run_uri, handle.run_id).job.read_text())
+        place = JobPlace.of(handle.run_uri, handle.run_id)
+        job = json.loads(place.job(str(handle.native["job_id"])).read_text())
         return float(job["request"]["grace"])
     except (OSError, ValueError, KeyError):
         return float(LocalSettings().grace)

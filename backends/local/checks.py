@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from isthmus.backends.preflight import check_data, check_init_from, check_run_directory
 from isthmus.backends.spec import Finding, Job
-from isthmus.core.recipe.dump import recipe_hash
-from isthmus.core.recipe.schema import Recipe
-from isthmus.errors import IsthmusError, NotInstalled, PreflightRefused, UsageError
+from isthmus.errors import IsthmusError, NotInstalled, PreflightRefused
 from isthmus.storage import filesystems
-from isthmus.storage.rundir import RunDirectory
 
 BYTES_PER_PARAMETER = 16
 """Of a checkpoint: weights, EMA and two Adam moments, fp32."""
@@ -96,9 +92,9 @@ def preflight(job: Job) -> list[Finding]:
         return True
 
     try_to("local.torch", _torch)
-    try_to("local.init-from", lambda: _init_from(job.recipe))
-    try_to("local.data", lambda: _data(job.recipe, job.world_size))
-    if try_to("local.run-directory", lambda: _run_directory(job)):
+    try_to("local.init-from", lambda: check_init_from(job.recipe))
+    try_to("local.data", lambda: check_data(job.recipe, job.world_size))
+    if try_to("local.run-directory", lambda: check_run_directory(job)):
         try_to("local.disk", lambda: _disk(job))
     return found
 
@@ -107,70 +103,6 @@ def _torch() -> None:
     for module in ("torch", "accelerate", "diffusers"):
         if importlib.util.find_spec(module) is None:
             raise NotInstalled("training", extra="train", module=module)
-
-
-def _init_from(recipe: Recipe) -> None:
-    """The folder that a run's first weights come from is there; what is in it, the trainer looks at."""
-    place = recipe.model.init_from
-    if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
-        raise UsageError(
-            "no such folder",
-            where=f"model.init_from {place}",
-            hint="a folder or URI of a diffusers checkpoint",
-        )
-
-
-def _data(recipe: Recipe, world_size: int) -> None:
-    """Every dataset is there, was made with the recipe's encoders, has the stages' latents, and fits in memory."""
-    from isthmus.storage.shards import open_dataset
-    from isthmus.storage.stream.stage import StageReader
-
-    autoencoder = recipe.encoders.autoencoder
-    datasets = []
-    for source in [*recipe.data.sources, *recipe.validation.sources]:
-        dataset = open_dataset(source.uri if isinstance(source.uri, str) else list(source.uri))
-        dataset.check_encoders(
-            {
-                encoder.name: (encoder.max_tokens, encoder.width, encoder.pooled_width)
-                for encoder in recipe.encoders.text
-            },
-            kind=autoencoder.kind,
-            latent_channels=autoencoder.latent_channels,
-            factor=autoencoder.factor,
-        )
-        datasets.append(dataset)
-    training = datasets[: len(recipe.data.sources)]
-    names = {bucket for dataset in training for bucket in dataset.manifest.rows}
-    buckets = sorted(names | {bucket for dataset in training for bucket in dataset.spec.buckets})
-    for number, stage in enumerate(recipe.stages):
-        StageReader(
-            number,
-            stage.resolution,
-            training,
-            [source.repeat for source in recipe.data.sources],
-            buckets,
-            seed=recipe.seed,
-            lanes=recipe.data.lanes,
-            shuffle_window=recipe.data.shuffle_window,
-        ).check_memory(recipe.data.memory_limit, world_size, stage.global_batch_size)
-
-
-def _run_directory(job: Job) -> None:
-    """It can be written, and holds no run of another recipe."""
-    run = RunDirectory(job.run_uri)
-    if job.attempt == 1:
-        run.check_same_recipe(recipe_hash(job.source))
-    probe = f"events/.probe-{secrets.token_hex(4)}"
-    place = run.local_path("events")
-    missing = [] if place is None else [folder for folder in (place, *place.parents) if not folder.exists()]
-    try:
-        run.write_file(probe, b"")
-        run.remove_file(probe)
-    finally:
-        # A launch that is refused after all leaves no empty folders.
-        for folder in missing:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def _disk(job: Job) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The process that keeps a local run going: `python -m isthmus.backends.local.keeper JOB_FOLDER`.
+"""The process that keeps a local run going: `python -m isthmus.backends.local.keeper FOLDER JOB_ID PARENT`.
 
 It starts the worker, restarts it when it was preempted, and outlives the launcher. Its own output and the
 worker's go to the log. SIGTERM asks it to have the worker checkpoint, and then to end.
@@ -52,7 +52,8 @@ class LocalRunner:
         if self._interrupted:
             return
         request = self.job["request"]
-        files = {name: str(self.place.folder / name) for name in self.job["files"]}
+        folder = self.place.folder / self.job["job_id"]
+        files = {name: str(folder / name) for name in self.job["files"]}
         command = [files.get(word, word) for word in request["command"]]
         self._deadline = None
         self._worker = subprocess.Popen(
@@ -145,16 +146,21 @@ def last_error(log: Path) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Keeps the run in that folder going; returns its exit code."""
-    place = JobPlace(Path(arguments[0]))
-    job = json.loads(place.job.read_text())
+    place, job_id = JobPlace(Path(arguments[0])), arguments[1]
+    job = json.loads(place.job(job_id).read_text())
     request = job["request"]
     run = RunDirectory(job["run_uri"])
     runner = LocalRunner(place, job, run)
     if not request["detach"]:
         # The terminal's window may be closed, or the launcher killed: then checkpoint and end, as with Ctrl-C.
-        die_with_parent(int(arguments[1]), how=signal.SIGTERM)
+        die_with_parent(int(arguments[2]), how=signal.SIGTERM)
     own = ProcessId.current()
+    if place.claim(job_id, own) != own:
+        return 0  # the job was submitted twice; another keeper has it
     place.note_process("keeper", own)
+    if runner.interrupted():
+        run.event("preempted", cause="it ended before it began", exit_code=EXIT_CODES["preempted"])
+        return EXIT_CODES["preempted"]
     limits = request["limits"]
     usd_per_hour = limits["usd_per_hour"]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +31,13 @@ class JobPlace:
         """What all attempts printed."""
         return self.folder / "node0.log"
 
-    @property
-    def job(self) -> Path:
+    def job(self, job_id: str) -> Path:
         """The rendered job, for the keeper."""
-        return self.folder / "job.json"
+        return self.folder / job_id / "job.json"
 
-    @property
-    def recipe(self) -> Path:
+    def recipe(self, job_id: str) -> Path:
         """The recipe that the worker reads."""
-        return self.folder / "recipe.yaml"
+        return self.folder / job_id / "recipe.yaml"
 
     def processes(self) -> dict[str, ProcessId]:
         """The `keeper` and the `worker` of the newest submission, alive or not."""
@@ -47,6 +46,26 @@ class JobPlace:
             return {name: ProcessId.from_json(value) for name, value in data.items()}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
+
+    def claim(self, job_id: str, process: ProcessId) -> ProcessId:
+        """The keeper that has the job: this one, unless another was faster. A job is kept once, whoever submits it again."""
+        path = self.folder / f"keeper-{job_id}.json"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{process.pid}.tmp")
+        try:
+            temporary.write_text(json.dumps(process.to_json()))
+            os.link(temporary, path)  # whole, and only if there is none
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink(missing_ok=True)
+        return ProcessId.from_json(json.loads(path.read_text()))
+
+    def claimed(self, job_id: str) -> ProcessId | None:
+        """The keeper that has the job, alive or not; None: nobody ever had it."""
+        try:
+            return ProcessId.from_json(json.loads((self.folder / f"keeper-{job_id}.json").read_text()))
+        except (OSError, ValueError, KeyError):
+            return None
 
     def note_process(self, name: str, process: ProcessId) -> None:
         """Remembers the process; its worker is another one from now on when the keeper is."""

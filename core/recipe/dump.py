@@ -14,8 +14,13 @@ def recipe_data(recipe: Recipe) -> dict[str, Any]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """YAML that ``load_recipe`` reads back to an equal recipe. Defaults that were not written stay unwritten."""
+    return yaml_text(recipe_data(recipe))
+
+
+def yaml_text(data: dict[str, Any]) -> str:
+    """Plain data as YAML in block style, every text that could be misread quoted; it reads back equal."""
     lines: list[str] = []
-    _write(recipe_data(recipe), 0, lines)
+    _write(data, 0, lines)
     return "\n".join(lines) + "\n"
 
 

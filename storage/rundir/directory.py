@@ -144,17 +144,18 @@ class RunDirectory:
         Its name sorts after every event that was there before, so that the order of cause and effect survives
         clocks that disagree.
         """
-        name = self.next_event(type)
-        row = {"type": type, "time": time.time(), **fields}
+        now = time.time()
+        name = self.next_event(type, now)
+        row = {"type": type, "time": now, **fields}
         self._store.write(name, _dump(row))
         return row
 
-    def next_event(self, type: str) -> str:
-        """The name that an event of now would get."""
+    def next_event(self, type: str, now: float | None = None) -> str:
+        """The name that an event of now would get; `now` in seconds since 1970."""
         if type not in EVENT_TYPES:
             raise ValueError(f"event type {type!r} is not one of {', '.join(sorted(EVENT_TYPES))}")
         names = self._store.names("events")
-        microseconds = int(time.time() * 1e6)
+        microseconds = int((time.time() if now is None else now) * 1e6)
         if names:
             microseconds = max(microseconds, int(names[-1].split("-", 1)[0]) + 1)
         return f"events/{microseconds:017d}-{type}-{secrets.token_hex(3)}.json"

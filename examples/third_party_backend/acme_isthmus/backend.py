@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -24,12 +26,11 @@ from isthmus.backends.spec import (
     Rendered,
     Status,
 )
-from isthmus.core.recipe.dump import dump_recipe
+from isthmus.core.recipe.dump import dump_recipe, yaml_text
 from isthmus.core.recipe.stages import Section
 from isthmus.errors import IsthmusError, StorageError
 from isthmus.storage.filesystems import is_local, local_path
 from isthmus.storage.rundir import RunDirectory
-from isthmus.storage.rundir.process import ProcessId
 from isthmus.storage.shards import open_dataset
 
 
@@ -47,6 +48,9 @@ class AcmeBackend:
     capabilities = frozenset({Capability.DETACHED})
     settings: type[BaseModel] = AcmeSettings
 
+    def __init__(self) -> None:
+        self._children: list[subprocess.Popen[bytes]] = []
+
     def render(self, job: Job) -> Rendered:
         """The script; `$JOB` is the folder that the cluster puts the files in."""
         assert isinstance(job.settings, AcmeSettings)
@@ -55,6 +59,9 @@ class AcmeBackend:
         lines = [
             "#!/bin/sh",
             f"#ACME --name {job_id} --queue {shlex.quote(job.settings.queue)}",
+            # A job is run once: one that was submitted again, since nobody heard the answer, finds that it was taken.
+            'mkdir "$JOB/taken" 2>/dev/null || exit 0',
+            'echo $$ >"$JOB/.pid" && mv "$JOB/.pid" "$JOB/pid"',
             # exec, so that the cluster's SIGTERM reaches the worker and not a shell.
             f'exec "$PYTHON" {worker}',
         ]
@@ -86,37 +93,54 @@ class AcmeBackend:
                 found.append(Finding.of("acme.data", error))
         return found
 
+    def document(self, rendered: Rendered, format: Literal["json", "yaml"]) -> str:
+        """What `acme submit` would take."""
+        request = dict(rendered.request)
+        return (
+            yaml_text(request) if format == "yaml" else json.dumps(request, indent=2, sort_keys=True) + "\n"
+        )
+
     def submit(self, rendered: Rendered) -> Handle:
-        """Starts the script in a session of its own."""
-        folder = _folder(rendered.run_uri)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in rendered.files.items():
-                (folder / name).write_text(text)
-            script = folder / "job.sh"
-            script.write_text(str(rendered.request["script"]))
-            with (folder / "log").open("ab") as log:
-                process = subprocess.Popen(
-                    ["/bin/sh", str(script)],
-                    env={**os.environ, "JOB": str(folder), "PYTHON": sys.executable},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            own = ProcessId.of(process.pid) or ProcessId(process.pid, 0.0)
-            (folder / "pid").write_text(f"{own.pid} {own.started}")
-        except OSError as error:
-            raise StorageError(f"cannot start the job: {error.strerror}", where=str(folder)) from error
-        return Handle(
+        """Starts the script in a session of its own, unless that job was taken before."""
+        handle = Handle(
             backend=self.name,
             run_id=rendered.run_id,
             run_uri=rendered.run_uri,
             native={"job_id": rendered.job_id},
         )
+        folder = _folder(handle)
+        if (folder / "taken").exists():
+            return handle
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in {**rendered.files, "job.sh": str(rendered.request["script"])}.items():
+                # Whole or not at all: another launcher may be submitting the same job.
+                temporary = folder / f".{name}.{os.getpid()}"
+                temporary.write_text(text)
+                temporary.replace(folder / name)
+            with (folder / "log").open("ab") as log:
+                self._children.append(
+                    subprocess.Popen(
+                        ["/bin/sh", str(folder / "job.sh")],
+                        env={**os.environ, "JOB": str(folder), "PYTHON": sys.executable},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+        except OSError as error:
+            raise StorageError(f"cannot start the job: {error.strerror}", where=str(folder)) from error
+        for _ in range(200):
+            if (folder / "pid").exists():
+                return handle
+            time.sleep(0.05)
+        raise StorageError("the cluster does not answer", where=str(folder))
 
     def status(self, handle: Handle) -> Status:
         """What the worker recorded, while its process is there or once it has ended."""
+        for child in self._children:
+            child.poll()  # or it would stay as a zombie of this process
         attempt, ending = None, None
         for event in RunDirectory(handle.run_uri).events():
             if event["type"] in ("submitted", "started"):
@@ -134,7 +158,10 @@ class AcmeBackend:
 
     def logs(self, handle: Handle, follow: bool) -> Iterator[LogLine]:
         """The script's output."""
-        with (_folder(handle.run_uri) / "log").open(errors="replace") as log:
+        path = _folder(handle) / "log"
+        if not path.exists():
+            return
+        with path.open(errors="replace") as log:
             rest = ""
             while True:
                 last = not follow or not _alive(handle)
@@ -154,27 +181,31 @@ class AcmeBackend:
         if self.status(handle).ended:
             return
         RunDirectory(handle.run_uri).event("stop-requested", by="user")
-        process = _process(handle)
-        if process is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGTERM)
+        pid = _pid(handle)
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
 
     def offers(self, job: Job) -> list[Offer]:
         """The one machine."""
         return [Offer(backend=self.name, sku="acme-1")]
 
 
-def _folder(run_uri: str) -> Path:
-    return local_path(run_uri) / "acme"
+def _folder(handle: Handle) -> Path:
+    return local_path(handle.run_uri) / "acme" / str(handle.native["job_id"])
 
 
-def _process(handle: Handle) -> ProcessId | None:
+def _pid(handle: Handle) -> int | None:
+    """The running job's process."""
+    folder = _folder(handle)
     try:
-        pid, started = (_folder(handle.run_uri) / "pid").read_text().split()
+        pid = int((folder / "pid").read_text())
     except (OSError, ValueError):
         return None
-    return ProcessId(int(pid), float(started))
+    # Another process may have got its id since; this job's has the job's folder in its command line.
+    command = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return pid if str(folder) in found else None
 
 
 def _alive(handle: Handle) -> bool:
-    process = _process(handle)
-    return process is not None and process.is_alive()
+    return _pid(handle) is not None

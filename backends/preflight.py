@@ -1,0 +1,177 @@
+"""What every backend's launch looks at before anything starts: data, run directory, memory. Imports no torch.
+
+A cloud's own preflight asks the cloud; these look at what the cloud cannot know. They look from where the launch is, which
+may be outside of the network that the job is in: what cannot be looked at from here is a warning, what is wrong an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from isthmus.backends.places import uris
+from isthmus.backends.spec import Finding, Job
+from isthmus.core.recipe.dump import recipe_hash
+from isthmus.core.recipe.schema import Recipe
+from isthmus.errors import (
+    DatasetMismatch,
+    DatasetNotFound,
+    IsthmusError,
+    NotInstalled,
+    StorageError,
+    UsageError,
+)
+from isthmus.storage import filesystems
+from isthmus.storage.rundir import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that is looked at."""
+
+    id: str
+    title: str
+    look: Callable[[Job], Sequence[Finding] | None]
+
+
+def check_data(recipe: Recipe, world_size: int, fingerprints: Sequence[str] = ()) -> None:
+    """Every dataset is there, was made with the recipe's encoders, has the stages' latents, and fits in memory.
+
+    Args:
+        fingerprints: of the training datasets that the run was begun with; none: it begins now.
+
+    Raises:
+        DatasetNotFound, DatasetMismatch, UsageError, StorageError.
+    """
+    from isthmus.storage.shards import open_dataset
+    from isthmus.storage.stream.stage import StageReader
+
+    autoencoder = recipe.encoders.autoencoder
+    datasets = []
+    for source in [*recipe.data.sources, *recipe.validation.sources]:
+        dataset = open_dataset(source.uri if isinstance(source.uri, str) else list(source.uri))
+        dataset.check_encoders(
+            {
+                encoder.name: (encoder.max_tokens, encoder.width, encoder.pooled_width)
+                for encoder in recipe.encoders.text
+            },
+            kind=autoencoder.kind,
+            latent_channels=autoencoder.latent_channels,
+            factor=autoencoder.factor,
+        )
+        datasets.append(dataset)
+    training = datasets[: len(recipe.data.sources)]
+    now = [dataset.fingerprint for dataset in training]
+    if fingerprints and list(fingerprints) != now and not recipe.data.allow_changed:
+        raise DatasetMismatch(
+            "the data is not the run's: its fingerprint changed since the run began",
+            where=training[0].uri,
+            hint="name the run's data, or --set data.allow_changed=true",
+        )
+    names = {bucket for dataset in training for bucket in dataset.manifest.rows}
+    buckets = sorted(names | {bucket for dataset in training for bucket in dataset.spec.buckets})
+    for number, stage in enumerate(recipe.stages):
+        StageReader(
+            number,
+            stage.resolution,
+            training,
+            [source.repeat for source in recipe.data.sources],
+            buckets,
+            seed=recipe.seed,
+            lanes=recipe.data.lanes,
+            shuffle_window=recipe.data.shuffle_window,
+        ).check_memory(recipe.data.memory_limit, world_size, stage.global_batch_size)
+
+
+def check_init_from(recipe: Recipe) -> None:
+    """The folder that a run's first weights come from is there; what is in it, the trainer looks at."""
+    place = recipe.model.init_from
+    if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
+        raise UsageError(
+            "no such folder",
+            where=f"model.init_from {place}",
+            hint="a folder or URI of a diffusers checkpoint",
+        )
+
+
+def check_run_directory(job: Job) -> None:
+    """It can be written, and holds no run of another recipe."""
+    run = RunDirectory(job.run_uri)
+    if job.attempt == 1:
+        run.check_same_recipe(recipe_hash(job.source))
+    probe = f"events/.probe-{secrets.token_hex(4)}"
+    place = run.local_path("events")
+    missing = [] if place is None else [folder for folder in (place, *place.parents) if not folder.exists()]
+    try:
+        run.write_file(probe, b"")
+        run.remove_file(probe)
+    finally:
+        # A launch that is refused after all leaves no empty folders.
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _data(job: Job) -> list[Finding]:
+    recipe = job.recipe
+    places = ", ".join(uri for source in recipe.data.sources for uri in uris(source))
+    try:
+        fingerprints: Sequence[str] = ()
+        run = RunDirectory(job.run_uri)
+        if job.attempt > 1 and run.exists():
+            fingerprints = run.read_run_json().get("dataset_fingerprints") or ()
+        check_data(recipe, job.world_size, fingerprints)
+    except DatasetNotFound as error:
+        return [Finding.of("preflight.data", error)]
+    except (StorageError, NotInstalled) as error:
+        message = f"the data at {places} cannot be looked at from here: {error.message}"
+        return [Finding("preflight.data-unseen", "warning", message, error.hint)]
+    return []
+
+
+def _memory(job: Job) -> list[Finding]:
+    from isthmus.core.models.memory import memory_fit
+
+    found = []
+    for number, stage in enumerate(job.recipe.stages):
+        fit = memory_fit(job.recipe, number)
+        if fit is None:
+            continue
+        title = f"stage {stage.name}: {fit.arithmetic()}"
+        if fit.fits:
+            found.append(Finding("preflight.memory", "note", title))
+        else:
+            fix = fit.change or "a GPU with more memory: compute.gpu"
+            found.append(Finding("preflight.memory", "error", title, fix))
+    return found
+
+
+def _run_directory(job: Job) -> None:
+    check_run_directory(job)
+
+
+def _init_from(job: Job) -> None:
+    check_init_from(job.recipe)
+
+
+CHECKS = (
+    Check("preflight.run-directory", "run directory can be written and is this run's", _run_directory),
+    Check("preflight.data", "data is a latent dataset made with the recipe's encoders, and fits", _data),
+    Check("preflight.init-from", "first weights are there", _init_from),
+    Check("preflight.memory", "model, optimizer, EMA and activations fit a GPU", _memory),
+)
+"""In the order that they are made; the cheap and fatal ones first."""
+
+
+def look(job: Job) -> list[tuple[Check, list[Finding]]]:
+    """What each check finds; nothing where all is well."""
+    found = []
+    for check in CHECKS:
+        try:
+            findings = list(check.look(job) or [])
+        except IsthmusError as error:
+            findings = [Finding.of(check.id, error)]
+        found.append((check, findings))
+    return found

@@ -1,0 +1,65 @@
+"""The plan that is shown before a launch: what will run, where, on what data, where it is written, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.backends.prepare import Launch
+
+
+def plan_text(launch: Launch) -> str:
+    """A few lines for people."""
+    from isthmus.backends.places import uris
+    from isthmus.core.recipe.summary import summary, summary_text
+
+    job, compute = launch.job, launch.job.recipe.compute
+    kind = "process" if compute.gpu == "none" else compute.gpu
+    plural = "es" if kind == "process" and compute.gpus_per_node > 1 else ""
+    places = [place for source in job.recipe.data.sources for place in uris(source)]
+    again = f", attempt {job.attempt}" if job.attempt > 1 else ""
+    nodes = f"{compute.nodes} node{'s' if compute.nodes > 1 else ''}"
+    lines = [
+        f"run {job.run_id}{again}",
+        f"  where   {_where(launch)}{nodes} x {compute.gpus_per_node} {kind}{plural}, world size {job.world_size}",
+        summary_text(summary(job.recipe)),
+        f"  data    {', '.join(places)}",
+        f"  output  {job.run_uri}",
+    ]
+    if len(launch.destinations) > 1:
+        told = [f"{number}. {place}" for number, place in enumerate(launch.destinations, 1)]
+        lines.append(f"  offers  {'; '.join(told)}; this is {launch.choice + 1}")
+    lines += _cost(launch)
+    lines += [
+        f"  changed {path}: {before} -> {now}" for path, (before, now) in (launch.changes or {}).items()
+    ]
+    return "\n".join(lines)
+
+
+def _where(launch: Launch) -> str:
+    offer = launch.offer
+    if offer is None or launch.backend.name == "local":
+        return f"{launch.backend.name}, "
+    words = [launch.backend.name, offer.region, offer.sku, offer.tier.replace("_", "-")]
+    return ", ".join(word for word in words if word) + ", "
+
+
+def _cost(launch: Launch) -> list[str]:
+    price = launch.usd_per_hour
+    budget = launch.job.recipe.budget
+    caps = [f"at most {budget.max_hours:g} h"] if budget.max_hours is not None else []
+    caps += [f"at most ${budget.max_usd:,.2f}"] if budget.max_usd is not None else []
+    capped = f" ({', '.join(caps)})" if caps else ""
+    if price is None:
+        return [f"  budget  {', '.join(caps)}"] if caps else []
+    return [f"  price   ${price:,.2f} an hour{total_text(launch)}{capped}"]
+
+
+def total_text(launch: Launch) -> str:
+    """What the whole run is estimated at, when the estimator is installed and knows the model."""
+    from importlib.util import find_spec
+
+    price = launch.usd_per_hour
+    if price is None or find_spec("isthmus.cost.estimate") is None:
+        return ""
+    return ""
