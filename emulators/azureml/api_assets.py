@@ -83,7 +83,9 @@ class AssetsApi:
         with self.world.changed:
             before = assets.get((name, version))
             if before is not None and _fixed(before) != _fixed(body):
-                raise refuse("asset-immutable", f"{kind} {name} of version {version} exists and cannot be changed")
+                raise refuse(
+                    "asset-immutable", f"{kind} {name} of version {version} exists and cannot be changed"
+                )
             if before is not None:
                 before["properties"] |= {k: properties[k] for k in ("tags", "description") if k in properties}
             assets.setdefault((name, version), body)
@@ -104,7 +106,8 @@ class AssetsApi:
         value = [
             self._shown(kind, name, version, body)
             for (known, version), body in reversed(list(assets.items()))
-            if known == name and digest in (None, (body["properties"].get("properties") or {}).get("hash_sha256"))
+            if known == name
+            and digest in (None, (body["properties"].get("properties") or {}).get("hash_sha256"))
         ]
         return Response(200, {"value": value})
 
@@ -143,7 +146,10 @@ class AssetsApi:
                 "blobUri": f"{self.blobs.endpoint}/{container}",
                 "storageAccountArmId": f"{self.world.path.partition('/providers/')[0]}"
                 f"/providers/Microsoft.Storage/storageAccounts/{ACCOUNT}",
-                "credential": {"credentialType": "SAS", "sasUri": self.blobs.sas_url(place, "racwdl", hours=2)},
+                "credential": {
+                    "credentialType": "SAS",
+                    "sasUri": self.blobs.sas_url(place, "racwdl", hours=2),
+                },
             },
         }
         return Response(200, body)

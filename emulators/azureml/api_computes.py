@@ -20,7 +20,9 @@ class ComputesApi:
     def routes(self) -> list[Route]:
         """What it serves."""
         one = WORKSPACE + "/computes/{name}"
-        operation = "/subscriptions/{subscription}" + PROVIDER + "/locations/{region}/computeOperationsStatus/{id}"
+        operation = (
+            "/subscriptions/{subscription}" + PROVIDER + "/locations/{region}/computeOperationsStatus/{id}"
+        )
         return [
             route("computes.list", "GET", WORKSPACE + "/computes", self.list),
             route("computes.get", "GET", one, self.get),

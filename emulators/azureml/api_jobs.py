@@ -6,15 +6,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from isthmus.emulators.azureml.api_workspace import TYPE, WORKSPACE, check_place
-from isthmus.emulators.azureml.blobs import Blobs, Place
+from isthmus.emulators.azureml.blobs import ARTIFACTS, Blobs, Place
 from isthmus.emulators.azureml.checks_job import change, job_of
 from isthmus.emulators.azureml.keeper import Keepers
 from isthmus.emulators.azureml.rules import refuse
 from isthmus.emulators.azureml.web import Request, Response, Route, route
 from isthmus.emulators.azureml.world import Job, World
-
-ARTIFACTS = "azureml"
-"""The container of logs and outputs: workspaceartifactstore."""
 
 
 class JobsApi:
@@ -48,7 +45,10 @@ class JobsApi:
     def describe(self, job: Job) -> dict[str, Any]:
         """A job as the service shows it."""
         studio = f"https://ml.azure.com/runs/{job.name}?wsid={self.world.path}"
-        services = {"Studio": {"jobServiceType": "Studio", "endpoint": studio}, **(job.properties.get("services") or {})}
+        services = {
+            "Studio": {"jobServiceType": "Studio", "endpoint": studio},
+            **(job.properties.get("services") or {}),
+        }
         return {
             "id": f"{self.world.path}/jobs/{job.name}",
             "name": job.name,
@@ -79,13 +79,14 @@ class JobsApi:
             return Response(200, self.describe(self._find(request)))
 
     def list(self, request: Request) -> Response:
-        """A page of jobs, the newest first; `tag` is a tag's name, or name=value."""
+        """A page of jobs, the newest first; `tag` is a tag's name (the service compares no values)."""
         check_place(request, self.world)
         query = request.query
-        key, _, value = query.get("tag", "").partition("=")
         with self.world.changed:
             jobs = sorted(self.world.jobs.values(), key=lambda job: -job.number)
-            kept = [job for job in jobs if _listed(job, query.get("listViewType", "ActiveOnly"), key, value)]
+            kept = [
+                job for job in jobs if _listed(job, query.get("listViewType", "ActiveOnly"), query.get("tag"))
+            ]
             start = int(query.get("$skip") or 0)
             page = kept[start : start + self.page]
             body: dict[str, Any] = {"value": [self.describe(job) for job in page]}
@@ -114,7 +115,11 @@ class JobsApi:
         """200 when it has ended, else 202 again."""
         if self._find(request).over:
             return Response(200)
-        return Response(202, None, {"Location": f"{request.base}{request.path}?api-version=2024-10-01", "Retry-After": "1"})
+        return Response(
+            202,
+            None,
+            {"Location": f"{request.base}{request.path}?api-version=2024-10-01", "Retry-After": "1"},
+        )
 
     def run(self, request: Request) -> Response:
         """A run of the history."""
@@ -141,12 +146,13 @@ class JobsApi:
         with self.world.changed:
             names, body = list(job.log_files), self._run(job)
         prefix = f"ExperimentRun/dcid.{job.name}"
-        logs = {name: self.blobs.sas_url(Place(ARTIFACTS, f"{prefix}/{name}"), "r", hours=24) for name in names}
+        logs = {
+            name: self.blobs.sas_url(Place(ARTIFACTS, f"{prefix}/{name}"), "r", hours=24) for name in names
+        }
         return Response(200, {**body, "logFiles": logs})
 
 
-def _listed(job: Job, view: str, key: str, value: str) -> bool:
-    tags = job.properties.get("tags") or {}
-    if key and (key not in tags or (value and tags[key] != value)):
+def _listed(job: Job, view: str, tag: str | None) -> bool:
+    if tag and tag not in (job.properties.get("tags") or {}):
         return False
     return view == "All" or bool(job.properties.get("isArchived")) == (view == "ArchivedOnly")

@@ -99,7 +99,12 @@ class WorkspaceApi:
             "credentials": {"credentialsType": "AccountKey"},
         }
         kind = f"{TYPE}/workspaces/datastores"
-        return {"id": f"{self.world.path}/datastores/{name}", "name": name, "type": kind, "properties": properties}
+        return {
+            "id": f"{self.world.path}/datastores/{name}",
+            "name": name,
+            "type": kind,
+            "properties": properties,
+        }
 
     def datastores(self, request: Request) -> Response:
         """All of them; the default alone with ?isDefault=true."""

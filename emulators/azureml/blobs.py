@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ACCOUNT = "devstoreaccount1"
 # Azurite's own account and key, printed in its manual: no secret.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+ARTIFACTS = "azureml"
+"""The container of runs' logs and outputs."""
 
 
 class Place(NamedTuple):
@@ -38,7 +40,9 @@ def azurite_command() -> list[str]:
     found = sorted(cache.glob("azurite-*/node_modules/.bin/azurite-blob"))
     command = str(found[-1]) if found else shutil.which("azurite-blob")
     if command is None or shutil.which("node") is None:
-        raise missing("Azurite (Azure's Blob service on this machine)", "npm install -g azurite; it needs Node.js")
+        raise missing(
+            "Azurite (Azure's Blob service on this machine)", "npm install -g azurite; it needs Node.js"
+        )
     return [command]
 
 
@@ -85,7 +89,7 @@ class Blobs:
         """An address of a blob (or of a container, where the path is empty) that needs no other credential."""
         from azure.storage.blob import generate_blob_sas, generate_container_sas
 
-        until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=hours)
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
         if place.path:
             token = generate_blob_sas(
                 ACCOUNT, place.container, place.path, account_key=KEY, permission=permissions, expiry=until

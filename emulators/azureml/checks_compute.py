@@ -30,7 +30,11 @@ def cluster_of(name: str, body: Any, world: World) -> Cluster:
     if properties.get("computeType") != "AmlCompute":
         raise refuse("compute-type", f"computeType {properties.get('computeType')!r} is not AmlCompute")
     inner = properties["properties"]
-    region = str(properties.get("computeLocation") or body.get("location") or world.region).lower().replace(" ", "")
+    region = (
+        str(properties.get("computeLocation") or body.get("location") or world.region)
+        .lower()
+        .replace(" ", "")
+    )
     sku = _sku(inner.get("vmSize"), region, world)
     priority = inner.get("vmPriority") or "Dedicated"
     if priority not in _PRIORITIES:
@@ -102,7 +106,9 @@ def _with_ids(identity: Any) -> dict[str, Any] | None:
         return None
     kind = str(identity["type"])
     # Written UserAssigned, SystemAssigned or both with a comma; older clients use the first letter in lower case.
-    filled: dict[str, Any] = {"type": ",".join(part.strip()[:1].upper() + part.strip()[1:] for part in kind.split(","))}
+    filled: dict[str, Any] = {
+        "type": ",".join(part.strip()[:1].upper() + part.strip()[1:] for part in kind.split(","))
+    }
     if "SystemAssigned" in filled["type"]:
         filled["principalId"] = filled["tenantId"] = str(uuid.uuid4())
     users = identity.get("userAssignedIdentities") or {}
@@ -114,7 +120,6 @@ def _with_ids(identity: Any) -> dict[str, Any] | None:
 def identity_ids(resource_id: str) -> dict[str, str]:
     """Client and principal id of a user-assigned identity, the same for the same resource."""
     return {
-        kind: str(uuid.uuid5(uuid.NAMESPACE_URL, f"{kind} {resource_id.lower()}")) for kind in ("clientId", "principalId")
+        kind: str(uuid.uuid5(uuid.NAMESPACE_URL, f"{kind} {resource_id.lower()}"))
+        for kind in ("clientId", "principalId")
     }
-
-

@@ -37,7 +37,9 @@ def job_of(name: str, body: Any, world: World, *, endpoint: str) -> Job:
         raise refuse("job-type", f"jobType {properties.get('jobType')!r} is not Command")
     for field in ("tags", "properties"):
         _check_strings(properties.get(field), "job-tags", field)
-    _check_strings(properties.get("environmentVariables"), "job-environment-variables", "environmentVariables")
+    _check_strings(
+        properties.get("environmentVariables"), "job-environment-variables", "environmentVariables"
+    )
     cluster, sku, low, nodes = compute_of(properties, world)
     _check_environment(properties, world)
     _check_code(properties, world)
@@ -128,7 +130,9 @@ def _check_ports(properties: Mapping[str, Any], world: World, endpoint: str) -> 
 def _check_input(name: str, port: Mapping[str, Any], world: World, endpoint: str) -> None:
     kind, mode = port.get("jobInputType"), port.get("mode")
     if kind not in INPUT_TYPES:
-        raise refuse("job-input", f"inputs.{name}: jobInputType {kind!r} is not one of {', '.join(INPUT_TYPES)}")
+        raise refuse(
+            "job-input", f"inputs.{name}: jobInputType {kind!r} is not one of {', '.join(INPUT_TYPES)}"
+        )
     if kind == "literal":
         if not isinstance(port.get("value"), str) or mode is not None:
             raise refuse("job-input", f"inputs.{name}: a literal has a string value and no mode")
@@ -144,7 +148,9 @@ def _check_input(name: str, port: Mapping[str, Any], world: World, endpoint: str
 def _check_output(name: str, port: Mapping[str, Any], world: World, endpoint: str) -> None:
     kind, mode = port.get("jobOutputType"), port.get("mode")
     if kind not in OUTPUT_TYPES:
-        raise refuse("job-output", f"outputs.{name}: jobOutputType {kind!r} is not one of {', '.join(OUTPUT_TYPES)}")
+        raise refuse(
+            "job-output", f"outputs.{name}: jobOutputType {kind!r} is not one of {', '.join(OUTPUT_TYPES)}"
+        )
     if mode is not None and mode not in OUTPUT_MODES:
         raise refuse("job-output", f"outputs.{name}: mode {mode!r} is not one of {', '.join(OUTPUT_MODES)}")
     if port.get("uri") and find_place(port["uri"], world, endpoint=endpoint, rule="job-output") is None:
@@ -160,4 +166,6 @@ def _check_command(properties: Mapping[str, Any]) -> None:
         # A file below a folder may be meant: ${{inputs.data.path}}.
         name = match["name"].partition(".")[0]
         if match["kind"] not in ("inputs", "outputs", "search_space") or name not in ports:
-            raise refuse("job-command-input", f"The command refers to {match[0]}, which the job does not define")
+            raise refuse(
+                "job-command-input", f"The command refers to {match[0]}, which the job does not define"
+            )

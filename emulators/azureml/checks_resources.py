@@ -37,20 +37,29 @@ def compute_of(properties: Mapping[str, Any], world: World) -> tuple[str | None,
     if name in (None, "", "serverless"):
         sku = world.sku(size, world.region) if isinstance(size, str) else None
         if sku is None:
-            raise refuse("serverless-instance-type", f"instance type {size!r} is not available in {world.region}")
+            raise refuse(
+                "serverless-instance-type", f"instance type {size!r} is not available in {world.region}"
+            )
         low = tier == "Spot"
         quota = world.quota_for(sku, low_priority=low)
         if nodes * sku.vcpus > quota:
-            raise refuse("serverless-quota", f"{nodes} x {sku.name} need {nodes * sku.vcpus} vCPUs; the quota is {quota}")
+            raise refuse(
+                "serverless-quota",
+                f"{nodes} x {sku.name} need {nodes * sku.vcpus} vCPUs; the quota is {quota}",
+            )
         return None, sku, low, nodes
     assert name is not None
     cluster = world.clusters.get(name)
     if cluster is None:
         raise refuse("job-compute", f"Unknown compute target '{name}'.")
     if tier not in (None, "Null"):
-        raise refuse("job-tier", "queueSettings.jobTier is for serverless compute; the priority is the cluster's")
+        raise refuse(
+            "job-tier", "queueSettings.jobTier is for serverless compute; the priority is the cluster's"
+        )
     if size and str(size).lower() != cluster.sku.key:
-        raise refuse("job-instance-type", f"instanceType {size} is not {cluster.sku.name}, the VM size of {name}")
+        raise refuse(
+            "job-instance-type", f"instanceType {size} is not {cluster.sku.name}, the VM size of {name}"
+        )
     if nodes > cluster.max_nodes:
         raise refuse(
             "job-instances",
@@ -78,7 +87,9 @@ def _check_distribution(distribution: Any) -> None:
         return
     kind = distribution.get("distributionType") if isinstance(distribution, dict) else None
     if kind != "PyTorch":
-        raise refuse("job-distribution", f"distributionType {kind!r} is not PyTorch (the emulator starts no other)")
+        raise refuse(
+            "job-distribution", f"distributionType {kind!r} is not PyTorch (the emulator starts no other)"
+        )
     count = distribution.get("processCountPerInstance")
     _count(1 if count is None else count, "job-distribution", "distribution.processCountPerInstance")
 
@@ -97,7 +108,9 @@ def limits_of(properties: Mapping[str, Any], *, low_priority: bool) -> float | N
         raise refuse("job-timeout", f"limits.timeout {text!r} is not an ISO 8601 duration of whole seconds")
     if seconds > LIFETIME[low_priority]:
         days = LIFETIME[low_priority] // DAY
-        raise refuse("job-lifetime", f"limits.timeout {text} is over the {days} days that a job may run on these nodes")
+        raise refuse(
+            "job-lifetime", f"limits.timeout {text} is over the {days} days that a job may run on these nodes"
+        )
     return seconds
 
 
@@ -115,5 +128,7 @@ def identity_of(properties: Mapping[str, Any], *, serverless: bool) -> dict[str,
         raise refuse("job-identity", f"identityType {kind!r} is not one of {', '.join(IDENTITIES)}")
     named = any(identity.get(key) for key in ("clientId", "objectId", "resourceId"))
     if serverless and kind == "Managed" and not named:
-        raise refuse("serverless-identity", "System-assigned managed identity is not supported on serverless compute")
+        raise refuse(
+            "serverless-identity", "System-assigned managed identity is not supported on serverless compute"
+        )
     return dict(identity)

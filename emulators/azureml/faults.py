@@ -11,8 +11,14 @@ Drop = Literal["drop-before", "drop-after"]
 MESSAGES = {
     429: ("TooManyRequests", "Too many requests. Received too many requests in a short amount of time."),
     500: ("ServiceError", "InternalServerError"),
-    503: ("ServiceUnavailable", "The server is currently unable to receive requests. Please retry your request."),
-    403: ("AuthorizationFailed", "The client does not have authorization to perform this action over the scope."),
+    503: (
+        "ServiceUnavailable",
+        "The server is currently unable to receive requests. Please retry your request.",
+    ),
+    403: (
+        "AuthorizationFailed",
+        "The client does not have authorization to perform this action over the scope.",
+    ),
 }
 
 
@@ -34,7 +40,9 @@ class Faults:
     _waiting: list[Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, operation: str, kind: int | Drop, times: int = 1, *, retry_after: float | None = None) -> None:
+    def add(
+        self, operation: str, kind: int | Drop, times: int = 1, *, retry_after: float | None = None
+    ) -> None:
         """The next requests of the operation fail.
 
         Args:

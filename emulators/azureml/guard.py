@@ -1,6 +1,6 @@
 """Runs a command that must not outlive whoever started it: ends it when standard input ends. A script of its own, stdlib only.
 
-    python guard.py COMMAND...
+python guard.py COMMAND...
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ PATIENCE_S = 5.0
 
 def main(command: list[str]) -> int:
     """Returns the command's exit code."""
-    # A group of its own, so that Ctrl-C on a terminal reaches neither: they end when the emulator says so.
-    os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     alive = os.pidfd_open(child.pid)

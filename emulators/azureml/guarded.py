@@ -32,6 +32,8 @@ class Guarded:
                 stdout=file,
                 stderr=file,
                 env=dict(environment),
+                # A group of its own: Ctrl-C on a terminal ends the emulator, which ends the rest in order.
+                process_group=0,
             )
 
     def stop(self) -> None:

@@ -54,13 +54,18 @@ class Tokens:
         """HTTP status and body of the managed-identity endpoint."""
         with self._lock:
             identity = self._identities.get(secret)
-            self.requests.append({"resource": resource, "client_id": client_id, "known": identity is not None})
+            self.requests.append(
+                {"resource": resource, "client_id": client_id, "known": identity is not None}
+            )
         if identity is None:
             return 401, {"statusCode": 401, "message": "the secret is not known"}
         if not resource:
             return 400, {"statusCode": 400, "message": "resource is missing"}
         if client_id is None and identity.needs_client_id:
-            return 400, {"statusCode": 400, "message": "No managed identity: name the client id of a user-assigned one"}
+            return 400, {
+                "statusCode": 400,
+                "message": "No managed identity: name the client id of a user-assigned one",
+            }
         if client_id not in (None, identity.client_id) and not identity.any_client_id:
             return 400, {"statusCode": 400, "message": "Identity not found"}
         expires = time.time() + self.lifetime
@@ -86,7 +91,9 @@ class Tokens:
         }
         # In a JWT's shape, since clients look inside; the signature is none.
         parts = ({"alg": "none", "typ": "JWT"}, claims)
-        text = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+        text = ".".join(
+            base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts
+        )
         token = f"{text}.{secrets.token_urlsafe(8)}"
         with self._lock:
             self._known[token] = expires

@@ -14,7 +14,9 @@ _DATASTORE = re.compile(
     r"datastores/(?P<name>[^/]+)/paths/?(?P<path>.*)"
 )
 _SHORT = re.compile(r"azureml:(?!//)(?P<name>[^:@/]+)(?::(?P<version>[^:@/]+)|@(?P<label>[^:@/]+))?")
-_REGISTRY = re.compile(r"azureml://registries/[^/]+/(?P<kind>[a-z]+)/(?P<name>[^/]+)/(?:versions|labels)/(?P<version>[^/]+)")
+_REGISTRY = re.compile(
+    r"azureml://registries/[^/]+/(?P<kind>[a-z]+)/(?P<name>[^/]+)/(?:versions|labels)/(?P<version>[^/]+)"
+)
 
 
 def asset(text: str, kind: str) -> tuple[str, str | None] | None:
@@ -26,14 +28,18 @@ def asset(text: str, kind: str) -> tuple[str, str | None] | None:
         label = f"@{match['label']}" if match["label"] else None
         return match["name"], match["version"] or label
     match = re.fullmatch(
-        rf"(?:azureml:)?/subscriptions/.+/{kind}/(?P<name>[^/]+)(?:/(?:versions|labels)/(?P<version>[^/]+))?", text, re.I
+        rf"(?:azureml:)?/subscriptions/.+/{kind}/(?P<name>[^/]+)(?:/(?:versions|labels)/(?P<version>[^/]+))?",
+        text,
+        re.I,
     )
     return (match["name"], match["version"]) if match else None
 
 
 def in_registry(text: str) -> str | None:
     """Name and version, joined by a colon, of an asset in a shared registry; None for anything else."""
-    match = _REGISTRY.fullmatch(text.removeprefix("azureml:") if text.startswith("azureml:azureml://") else text)
+    match = _REGISTRY.fullmatch(
+        text.removeprefix("azureml:") if text.startswith("azureml:azureml://") else text
+    )
     return f"{match['name']}:{match['version']}" if match else None
 
 
@@ -77,9 +83,9 @@ def find_place(uri: str, world: World, *, endpoint: str, rule: str) -> Place | N
     if parts.scheme == "https" and domain in ("blob.core.windows.net", "dfs.core.windows.net"):
         container, _, below = path.partition("/")
         place = Place(container, below)
-    elif parts.scheme in ("wasbs", "wasb") and domain == "blob.core.windows.net" and parts.username:
-        place = Place(parts.username, path)
-    elif parts.scheme in ("abfss", "abfs") and domain == "dfs.core.windows.net" and parts.username:
+    elif (parts.scheme in ("wasbs", "wasb") and domain == "blob.core.windows.net" and parts.username) or (
+        parts.scheme in ("abfss", "abfs") and domain == "dfs.core.windows.net" and parts.username
+    ):
         place = Place(parts.username, path)
     else:
         raise refuse(rule, f"The uri {uri!r} is of no form that can be mounted, downloaded or written")

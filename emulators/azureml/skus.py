@@ -75,8 +75,27 @@ SKUS: dict[str, Sku] = {
 }
 
 EVERYWHERE = frozenset(
-    "eastus eastus2 westus2 westus3 southcentralus northcentralus centralus canadacentral westeurope northeurope uksouth "
-    "francecentral germanywestcentral italynorth swedencentral switzerlandnorth japaneast southeastasia australiaeast".split()
+    [
+        "eastus",
+        "eastus2",
+        "westus2",
+        "westus3",
+        "southcentralus",
+        "northcentralus",
+        "centralus",
+        "canadacentral",
+        "westeurope",
+        "northeurope",
+        "uksouth",
+        "francecentral",
+        "germanywestcentral",
+        "italynorth",
+        "swedencentral",
+        "switzerlandnorth",
+        "japaneast",
+        "southeastasia",
+        "australiaeast",
+    ]
 )
 """Regions of the emulator."""
 

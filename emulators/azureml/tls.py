@@ -28,7 +28,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
         raise NotInstalled("the Azure ML emulator", extra="rehearse", module="cryptography") from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "isthmus emulator")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     certificate = (
         x509.CertificateBuilder()

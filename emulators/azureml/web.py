@@ -93,7 +93,9 @@ class Server:
         self._server = _Listener(("127.0.0.1", port), _handler_for(self), tls)
         self.port = int(self._server.server_address[1])
         self.address = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True, name="azureml-web")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True, name="azureml-web"
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -110,7 +112,7 @@ class Server:
         """
         for candidate in self.routes:
             if candidate.method == method and (match := candidate.pattern.fullmatch(path)):
-                return candidate, {name: unquote(text) for name, text in match.groupdict().items()}
+                return candidate, {name: unquote(text) for name, text in match.groupdict().items() if text}
         raise refuse("not-emulated", f"The emulator knows no {method} {path}")
 
 
@@ -144,11 +146,15 @@ def _handler_for(server: Server) -> type[BaseHTTPRequestHandler]:
 
         def _serve(self) -> None:
             parts = urlsplit(self.path)
-            query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+            query = {
+                name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+            }
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path = re.sub("//+", "/", parts.path)
             operation, response, broken = self._answer(path, query, raw)
-            server.seen.append(Seen(operation, self.command, path, query, None if broken else response.status))
+            server.seen.append(
+                Seen(operation, self.command, path, query, None if broken else response.status)
+            )
             if broken:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -164,13 +170,20 @@ def _handler_for(server: Server) -> type[BaseHTTPRequestHandler]:
                 if fault is not None and isinstance(fault.kind, int):
                     code, message = MESSAGES.get(fault.kind, ("ServiceError", "an error on purpose"))
                     after = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
-                    return operation, Response(fault.kind, {"error": {"code": code, "message": message}}, after), False
+                    return (
+                        operation,
+                        Response(fault.kind, {"error": {"code": code, "message": message}}, after),
+                        False,
+                    )
                 if fault is not None and fault.kind == "drop-before":
                     return operation, Response(), True
                 response = self._call(found, names, path, query, raw)
                 return operation, response, fault is not None
             except Refused as refused:
                 return operation, Response(refused.rule.status, refused.body(), _challenge(refused)), False
+            except Exception as error:  # noqa: BLE001 - a client must see that it was us, not a broken connection
+                said = f"the emulator failed: {type(error).__name__}: {error}"
+                return operation, Response(500, {"error": {"code": "InternalServerError", "message": said}}), False
 
         def _call(
             self, found: Route, names: Mapping[str, str], path: str, query: Mapping[str, str], raw: bytes

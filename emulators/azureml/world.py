@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from isthmus.emulators.azureml.skus import SKUS, Sku, offered_by_default
@@ -183,5 +183,5 @@ class World:
 
 def timestamp(when: float | None = None) -> str:
     """Now, or seconds since 1970, as the service writes it."""
-    moment = datetime.fromtimestamp(time.time() if when is None else when, timezone.utc)
+    moment = datetime.fromtimestamp(time.time() if when is None else when, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
