@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,6 +57,14 @@ def check_request(request: Mapping[str, Any], told: set[str] | None = None) -> l
     except NotInstalled:
         found.append(
             rules.MODEL_MISSING.found("botocore is not installed; lengths and patterns are unchecked")
+        )
+    try:
+        json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        found.append(
+            rules.REQUEST.found(
+                f"half a character (a lone surrogate) in {error.object[max(0, error.start - 30) : error.start]!r}"
+            )
         )
     found += [
         rules.PREFIX.found(f"{path} {uri} has no slash at its end")
