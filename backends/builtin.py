@@ -9,6 +9,7 @@ from isthmus.backends.hooks import BackendEntry, hookimpl
 def isthmus_backends() -> list[BackendEntry]:
     """`local`, and the clouds."""
     return [
+        ("azure", "isthmus.backends.azure.backend:AzureBackend", "azure"),
         ("local", "isthmus.backends.local.backend:LocalBackend", None),
         ("sagemaker", "isthmus.backends.sagemaker.backend:SageMakerBackend", "sagemaker"),
     ]

@@ -13,7 +13,7 @@ from isthmus.backends.spec import Backend
 from isthmus.core.plugins import installed, one_line
 from isthmus.errors import NotInstalled, PluginError, UsageError
 
-LATER: tuple[str, ...] = ("azure",)
+LATER: tuple[str, ...] = ()
 """Backends that a later version brings with their extra."""
 
 _METHODS = ("render", "lint", "preflight", "submit", "status", "logs", "stop", "offers")

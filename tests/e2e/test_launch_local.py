@@ -305,7 +305,7 @@ def test_grace_is_honoured(desk: Desk) -> None:
         (("--set", "backends.locl.grace=3 s"), 2, "did you mean `local`?"),
         (("--set", "run_directory=tiny.yaml"), 1, "a part of the path is a file"),
         (("--run-id", "../out"), 2, "cannot be a run id"),
-        (("--backend", "azure"), 2, "the azure backend comes with isthmus[azure] in a later version"),
+        (("--backend", "azure"), 2, "no subscription, resource_group, workspace"),
         (("--backend", "sagemaker"), 2, "is not on S3"),
         (("--backend", "loca"), 2, "did you mean local?"),
     ],

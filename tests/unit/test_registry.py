@@ -70,16 +70,9 @@ def test_local_is_built_in() -> None:
     assert isinstance(get_backend("local"), Backend)
 
 
-def test_sagemaker_is_built_in() -> None:
-    assert isinstance(get_backend("sagemaker"), Backend)
-
-
-@pytest.mark.parametrize("name", ["azure"])
-def test_the_clouds_come_later(name: str) -> None:
-    with pytest.raises(
-        UsageError, match=rf"the {name} backend comes with isthmus\[{name}\] in a later version"
-    ):
-        get_backend(name)
+@pytest.mark.parametrize("name", ["azure", "sagemaker"])
+def test_the_clouds_are_built_in(name: str) -> None:
+    assert isinstance(get_backend(name), Backend)
 
 
 @pytest.mark.parametrize(

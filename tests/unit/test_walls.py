@@ -65,6 +65,10 @@ WALLS = {
         CHECKS | {"core.models.memory", "core.outcome", "core.packaging", "core.plugins", "storage"},
         {"pydantic"},
     ),
+    # The SDK is imported within calls; what is offline (render, lint) loads none of it (LAUNCHER below).
+    "backends.azure": Wall(
+        CHECKS | {"backends", "core.outcome", "core.packaging", "storage"}, {"pydantic", "azure"}
+    ),
     "backends.sagemaker": Wall(
         CHECKS | {"backends", "core.packaging", "storage"}, {"pydantic", "boto3", "botocore", "sagemaker"}
     ),
@@ -246,6 +250,7 @@ LAUNCHER = (
     "isthmus.core.report",
     "isthmus.core.worker",
     "isthmus.backends.registry",
+    "isthmus.backends.azure.backend",
     "isthmus.backends.sagemaker.backend",
     "isthmus.backends.sagemaker.lint",
     "isthmus.backends.sagemaker.render",
