@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import threading
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from isthmus.storage.ranges.retry import Retry, RetryPolicy
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
 
 _IOVECS = 1024  # IOV_MAX of Linux
+_NBYTES = operator.attrgetter("nbytes")
 _OPEN_FILES = 64
 _FIRST_SEEN_LIMIT = 1_000_000  # names; a dataset has thousands of shards
 
@@ -144,15 +146,17 @@ class LocalRanges:
     ) -> None:
         """See `Ranges.scatter`."""
         checked(name, self.uri)
-        bytes_views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]
-        self._retry.run(name, lambda: self._attempt(name, start, bytes_views, file_bytes))
+        wanted = sum(map(_NBYTES, views))
+        self._retry.run(name, lambda: self._attempt(name, start, views, wanted, file_bytes))
 
     def close(self) -> None:
         """See `Ranges.close`."""
         self._retry.close()
         self._files.clear()
 
-    def _attempt(self, name: str, start: int, views: Sequence[memoryview], file_bytes: int | None) -> None:
+    def _attempt(
+        self, name: str, start: int, views: Sequence[memoryview], wanted: int, file_bytes: int | None
+    ) -> None:
         try:
             with self._files.using(name) as descriptor:
                 status = os.fstat(descriptor)
@@ -162,12 +166,11 @@ class LocalRanges:
                     self._check(name, status, file_bytes)
                     self._files.drop(name)
                 self._check(name, status, file_bytes)
-                done = _preadv_all(descriptor, views, start)
+                done = _preadv_all(descriptor, views, start, wanted)
         except FileNotFoundError:
             self._root_is_there()
             raise
         self._counters.add("bytes", done)
-        wanted = sum(view.nbytes for view in views)
         if done == wanted:
             return
         if start + wanted > status.st_size:
@@ -209,13 +212,17 @@ class LocalRanges:
 _HINT = "a dataset must not change while it is read: verify it, and start again"
 
 
-def _preadv_all(descriptor: int, views: Sequence[memoryview], start: int) -> int:
-    """Fills the views from an offset on; returns the bytes read, fewer only at the end of the file."""
+def _preadv_all(descriptor: int, views: Sequence[memoryview], start: int, wanted: int) -> int:
+    """Fills the views, `wanted` bytes, from an offset on; returns the bytes read, fewer only at the end of the file."""
+    if len(views) <= _IOVECS:
+        count = os.preadv(descriptor, views, start)
+        if count in (wanted, 0):
+            return count  # nearly always: what follows looks at every view
     done, first, skip = 0, 0, 0
     while first < len(views):
         group = list(views[first : first + _IOVECS])
         if skip:
-            group[0] = group[0][skip:]
+            group[0] = group[0].cast("B")[skip:]
         count = os.preadv(descriptor, group, start + done)
         if count == 0 and any(view.nbytes for view in group):
             return done

@@ -80,6 +80,7 @@ class BatchBuffer:
         self.layout = layout
         self.arrays: dict[str, Bytes] = {}
         """Column -> [rows, bytes of a row]."""
+        self._shaped: dict[tuple[str, tuple[int, ...]], Float16] = {}
         self.slots: list[Sequence[memoryview]] = []
         """For each column of the layout, the memory of every row."""
         at = 0
@@ -90,6 +91,14 @@ class BatchBuffer:
             self.slots.append([view[row * width : (row + 1) * width] for row in range(layout.rows)])
             at += _padded(width * layout.rows)
         self.numbers = np.zeros((layout.rows, len(layout.numbers)), np.int32)
+
+    def shaped(self, name: str, shape: tuple[int, ...]) -> Float16:
+        """A column as [rows, *shape] of fp16; made once for a buffer, since every step asks for it."""
+        found = self._shaped.get((name, shape))
+        if found is None:
+            found = self.arrays[name].view(np.float16).reshape(self.layout.rows, *shape)
+            self._shaped[name, shape] = found
+        return found
 
 
 def _padded(size: int) -> int:

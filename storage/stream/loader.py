@@ -30,8 +30,8 @@ from isthmus.storage.stream.stage import BlockKey, StageReader, common_encoders
 from isthmus.storage.stream.windows import Cut, Planner
 from isthmus.storage.stream.work import Job, Kept, Read
 
-LEAST_DEPTH = 2
-"""Reads in flight to start with: one for each core that a rank surely has besides the trainer's own."""
+LEAST_DEPTH = 3
+"""Reads in flight to start with, of a page-cached disk: two that copy, and one that gets ready meanwhile."""
 
 
 class Loader:
@@ -116,7 +116,7 @@ class Loader:
             access.ranges(dataset.index.file(0, "text"))
             for access, dataset in zip(self._access, self.datasets, strict=True)
         ]
-        least = LEAST_DEPTH if all(store.direct for store in stores) else 2 * LEAST_DEPTH
+        least = LEAST_DEPTH if all(store.direct for store in stores) else LEAST_DEPTH + 1
         most = max(store.max_depth for store in stores)
         return Prefetcher(
             Planner(
@@ -328,7 +328,7 @@ class Loader:
         column = {name: buffer.numbers[:, at] for at, name in enumerate(job.layout.numbers)}
 
         def array(name: str, *shape: int) -> Float16:
-            return buffer.arrays[name].view(np.float16).reshape(rows, *shape)
+            return buffer.shaped(name, shape)
 
         return Batch(
             step=job.step,

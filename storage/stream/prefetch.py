@@ -190,6 +190,8 @@ class Prefetcher:
         can_plan = not state.planning and not state.full
         if can_plan and (not can_read or len(state.queue) < self.depth.value):
             state.planning = True
+            if can_read:
+                self._work.notify()
             return self._plan
         while state.queue and isinstance(state.queue[0], Kept) and not state.queue[0].left:
             state.queue.popleft()  # nobody needs it any more
@@ -330,7 +332,7 @@ class Prefetcher:
                     self._free(item)
             elif isinstance(item, Read):
                 self._arrived([target[0] for target in item.targets if target is not None])
-            self._work.notify()
+            # Nobody is woken: this thread picks what is next itself.
 
     def _load(self, kept: Kept) -> None:
         """Reads a block and copies its rows; those that are asked for meanwhile, too."""

@@ -18,12 +18,11 @@ def scatter(read: Read) -> None:
     targets = read.targets
     layout = next(target[0].layout for target in targets if target is not None)
     slots: dict[str, Sequence[memoryview]] = {}
+    # Once a row, not once a row and column: this runs for every sample that is trained on.
+    places = [None if target is None else (target[0].buffer.slots, target[1]) for target in targets]  # type: ignore[union-attr]
     for column, (name, width) in enumerate(layout.columns):
         nowhere = _NOWHERE[:width] if width <= len(_NOWHERE) else memoryview(bytearray(width))
-        slots[name] = [
-            nowhere if target is None else target[0].buffer.slots[column][target[1]]  # type: ignore[union-attr]
-            for target in targets
-        ]
+        slots[name] = [nowhere if place is None else place[0][column][place[1]] for place in places]
     key, reader = read.key, read.reader
     assert isinstance(reader, BlockReader)  # only these fill memory
     block = reader.scatter(key.block, key.caption, range(read.first, read.first + len(targets)), slots)
