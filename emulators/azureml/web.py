@@ -183,7 +183,11 @@ def _handler_for(server: Server) -> type[BaseHTTPRequestHandler]:
                 return operation, Response(refused.rule.status, refused.body(), _challenge(refused)), False
             except Exception as error:  # noqa: BLE001 - a client must see that it was us, not a broken connection
                 said = f"the emulator failed: {type(error).__name__}: {error}"
-                return operation, Response(500, {"error": {"code": "InternalServerError", "message": said}}), False
+                return (
+                    operation,
+                    Response(500, {"error": {"code": "InternalServerError", "message": said}}),
+                    False,
+                )
 
         def _call(
             self, found: Route, names: Mapping[str, str], path: str, query: Mapping[str, str], raw: bytes
