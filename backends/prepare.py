@@ -279,7 +279,18 @@ def _launch(backend: Backend, job: Job, price: Price | None) -> Launch:
 
 def _priced(backend: Backend, job: Job, price: Price | None) -> Offer | None:
     """What the job runs on, with what that costs."""
-    offer = next(iter(backend.offers(job)), None)
+    offers = backend.offers(job)
+    wanted = job.offer
+    if wanted is not None:
+        # A backend may list what the recipe's other offers come to, too.
+        offers = [
+            one
+            for one in offers
+            if one.tier == wanted.tier
+            and wanted.region in (None, one.region)
+            and wanted.sku in (None, one.sku)
+        ] or offers
+    offer = next(iter(offers), None)
     if offer is None or offer.usd_per_hour is not None or price is None:
         return offer
     return replace(offer, usd_per_hour=price(job.source, backend.name, offer.region, offer.tier, offer.sku))

@@ -34,7 +34,8 @@ def stop(text: str) -> dict[str, Any]:
             if newest is not None and newest.answer is None:
                 # Whoever may be sending it: a job that begins now finds the wish and ends at once.
                 run.event("stop-requested", by="user")
-                if not backend.status(handle).ended:
+                seen = backend.status(handle)
+                if not seen.ended and seen.state != "unknown":
                     backend.stop(handle)
                 withdraw(run, newest, "stopped before it was confirmed")
             else:

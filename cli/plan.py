@@ -56,10 +56,27 @@ def _cost(launch: Launch) -> list[str]:
 
 
 def total_text(launch: Launch) -> str:
-    """What the whole run is estimated at, when the estimator is installed and knows the model."""
-    from importlib.util import find_spec
+    """What the whole run is estimated at, where the estimator knows the model and the machine; else nothing."""
+    from isthmus.cost.catalog import load_catalog
+    from isthmus.cost.estimate import estimate
+    from isthmus.errors import IsthmusError
 
-    price = launch.usd_per_hour
-    if price is None or find_spec("isthmus.cost.estimate") is None:
+    offer = launch.offer
+    if offer is None or launch.backend.name == "local":
         return ""
-    return ""
+    try:
+        found = estimate(
+            launch.job.source,
+            backend=launch.backend.name,
+            region=offer.region,
+            tier=offer.tier,
+            sku=offer.sku,
+            catalog=load_catalog(),
+        )
+    except IsthmusError:
+        return ""
+    hours = f"{found.hours:,.1f} h"
+    if found.usd is None or found.usd_interval is None:
+        return f", about {hours}"
+    low, high = found.usd_interval
+    return f", about ${found.usd:,.0f} in all (${low:,.0f} to ${high:,.0f}), {hours}; see `isthmus cost`"

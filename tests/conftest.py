@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
+from paper import paper  # noqa: F401
 from servers import azurite, blob, faulty, moto, nginx, no_credentials, s3  # noqa: F401
 
 

@@ -1,0 +1,364 @@
+"""The supervisor over a cloud on paper: completes, resubmits, fails over, keeps budgets; twice at once, and killed between."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper import Paper
+from training import recipe_data
+
+from isthmus.backends.following import status_of
+from isthmus.backends.launch import start
+from isthmus.backends.prepare import Launch, prepare
+from isthmus.backends.runs import find_current, record_of
+from isthmus.backends.stopping import stop
+from isthmus.backends.submission import put_down
+from isthmus.backends.supervisor import Look, Supervisor
+from isthmus.core.recipe import parse_recipe
+from isthmus.errors import PreflightRefused, StorageError, UsageError
+from isthmus.storage.rundir import RunDirectory
+
+OFFERS = [{"backend": "paper", "region": "north", "tier": "spot"}, {"backend": "paper", "region": "south"}]
+Begin = Callable[..., Launch]
+
+
+@pytest.fixture
+def begin(paper: Paper, tmp_path: Path, latents: dict[str, str]) -> Begin:
+    """Prepares a launch of run `one` on paper."""
+
+    def begin(run_id: str = "one", **sections: Any) -> Launch:
+        data = recipe_data(latents["dit"])
+        data["run_directory"] = str(tmp_path / "runs")
+        for name, value in sections.items():
+            data[name] = {**data.get(name, {}), **value}
+        loaded = parse_recipe(json.dumps(data), filename="tiny.yaml")
+        backends = () if data["compute"].get("offers") else ("paper",)
+        return prepare(loaded, backends=backends, run_id=run_id, price=lambda *_: 10.0)
+
+    return begin
+
+
+def run_of(launch: Launch) -> RunDirectory:
+    return RunDirectory(launch.job.run_uri)
+
+
+def look(launch: Launch, **options: Any) -> Look:
+    return Supervisor(launch.job.run_uri, **{"pause_s": 0.0, **options}).look()
+
+
+def test_it_waits_for_what_runs_and_tells_how_it_ended(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin()
+    start(launch, tmp_path)
+    assert paper.jobs() == ["one-01"]
+    assert look(launch).did == "waited"
+    paper.set("one-01", "finished")
+    ended = look(launch)
+    assert (ended.did, ended.status.exit_code) == ("done", 0)
+    assert paper.jobs() == ["one-01"]
+
+
+def test_a_preempted_job_is_submitted_again_up_to_the_limit(
+    begin: Begin, paper: Paper, tmp_path: Path
+) -> None:
+    launch = begin(compute={"max_restarts": 2})
+    start(launch, tmp_path)
+    for number in (1, 2):
+        paper.set(f"one-0{number}", "preempted", "spot interruption")
+        again = look(launch)
+        assert (again.did, again.handle.native["job_id"]) == ("submitted", f"one-0{number + 1}")
+        assert look(launch).did == "waited"
+    paper.set("one-03", "preempted", "spot interruption")
+    ended = look(launch)
+    assert (ended.did, ended.status.exit_code) == ("done", 75)
+    assert "compute.max_restarts is 2" in (ended.status.cause or "")
+    assert [look(launch).did, look(launch).did] == ["done", "done"]
+    assert len([event for event in run_of(launch).events("note") if "not restarted" in event["text"]]) == 1
+    assert paper.jobs() == ["one-01", "one-02", "one-03"]
+    assert run_of(launch).read_run_json()["job_ids"] == ["one-01", "one-02", "one-03"]
+    submitted = run_of(launch).events("submitted")
+    assert [event["by"] for event in submitted] == ["launch", "supervise", "supervise"]
+    # The record of this machine follows.
+    assert find_current("one").handle["native"] == {"job_id": "one-03", "region": "north"}
+
+
+def test_a_failed_job_is_not(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin()
+    start(launch, tmp_path)
+    paper.set("one-01", "failed", "rank 3: the disk is full")
+    ended = look(launch)
+    assert (ended.did, ended.status.exit_code, ended.status.cause) == ("done", 1, "rank 3: the disk is full")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_connection_lost_while_submitting_makes_no_second_job(
+    begin: Begin,
+    paper: Paper,
+    tmp_path: Path,
+    when: Any,
+) -> None:
+    launch = begin()
+    paper.break_network(when)
+    with pytest.raises(StorageError) as caught:
+        start(launch, tmp_path)
+    assert "under the same name" in (caught.value.hint or "")
+    record = find_current("one")
+    assert status_of(record).state == "pending"
+    with pytest.raises(StorageError):
+        look(launch)
+    paper.break_network("never")
+    assert look(launch).did == "submitted"
+    assert look(launch).did == "waited"
+    assert paper.jobs() == ["one-01"]
+    assert len(run_of(launch).events("submitted")) == 1
+
+
+def test_the_same_launch_completes_what_one_before_it_began(
+    begin: Begin, paper: Paper, tmp_path: Path
+) -> None:
+    launch = begin()
+    paper.break_network("after")
+    with pytest.raises(StorageError):
+        start(launch, tmp_path)
+    paper.break_network("never")
+    again = begin()
+    assert again.pending is not None
+    assert start(again, tmp_path).native["job_id"] == "one-01"
+    assert paper.jobs() == ["one-01"]
+    with pytest.raises(UsageError, match="is pending already"):
+        start(begin(), tmp_path)
+
+
+def test_killed_between_any_two_writes_it_is_completed_under_its_name(
+    begin: Begin,
+    paper: Paper,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every write of a launch, to the store or to this machine, is the last one once."""
+
+    class Killed(BaseException):
+        pass
+
+    import isthmus.storage.rundir.store as store
+
+    left = 0
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(*arguments: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return method(*arguments)
+
+        return write
+
+    completed = 0
+    for number in range(1, 30):
+        with monkeypatch.context() as patch:
+            for name in ("write", "create"):
+                patch.setattr(store.LocalStore, name, counted(getattr(store.LocalStore, name)))
+            left = number
+            launch = begin(f"run-{number}")
+            try:
+                start(launch, tmp_path)
+            except Killed:
+                pass
+            else:
+                completed += 1
+        if run_of(launch).exists():
+            assert look(launch).did in ("submitted", "waited")
+        else:
+            start(begin(f"run-{number}"), tmp_path)
+        assert look(launch).did == "waited"
+        name = f"run-{number}-01"
+        assert [job for job in paper.jobs() if job.startswith(f"run-{number}-")] == [name]
+        assert [event["job_id"] for event in run_of(launch).events("submitted")] == [name]
+        assert run_of(launch).read_run_json()["job_ids"] == [name]
+        if completed > 1:
+            break
+    assert number > 6
+    assert completed == 2
+
+
+def test_two_supervisors_at_once_make_one_attempt(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin()
+    start(launch, tmp_path)
+    for number in range(1, 8):
+        paper.set(f"one-{number:02d}", "preempted", "spot interruption")
+        barrier = threading.Barrier(4)
+        did: list[str] = []
+
+        def race(barrier: threading.Barrier = barrier, did: list[str] = did) -> None:
+            barrier.wait()
+            did.append(look(launch).did)
+
+        threads = [threading.Thread(target=race) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(did) == 4
+        assert set(did) <= {"submitted", "waited"}
+        assert paper.jobs() == [f"one-{one:02d}" for one in range(1, number + 2)]
+    assert len(run_of(launch).events("submitted")) == 8
+
+
+def test_a_refusal_goes_on_to_the_next_offer(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin(compute={"offers": OFFERS})
+    paper.full("north")
+    with pytest.raises(PreflightRefused, match="insufficient capacity in north"):
+        start(launch, tmp_path)
+    said: list[str] = []
+    found = look(launch, say=said.append)
+    assert (found.did, found.handle.native["region"]) == ("submitted", "south")
+    assert any("refused: insufficient capacity in north" in line for line in said)
+    assert paper.jobs() == ["one-02"]
+    assert run_of(launch).read_run_json()["offer"]["offer"]["region"] == "south"
+
+
+def test_when_all_refuse_it_says_so_with_3(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin(compute={"offers": OFFERS})
+    paper.full("north", "south")
+    with pytest.raises(PreflightRefused):
+        start(launch, tmp_path)
+    ended = look(launch)
+    assert (ended.did, ended.status.exit_code) == ("done", 3)
+    assert paper.jobs() == []
+
+
+def test_no_capacity_moves_the_run_at_once_and_it_comes_back_in_turn(
+    begin: Begin,
+    paper: Paper,
+    tmp_path: Path,
+) -> None:
+    launch = begin(compute={"offers": OFFERS})
+    start(launch, tmp_path)
+    paper.set("one-01", "preempted", "CapacityError: no machines", begin=False)
+    assert look(launch).handle.native["region"] == "south"
+    paper.set("one-02", "preempted", "CapacityError: no machines", begin=False)
+    assert look(launch).handle.native["region"] == "north"
+    # Where the next one is known to refuse, it stays.
+    paper.full("south")
+    paper.set("one-03", "preempted", "CapacityError: no machines", begin=False)
+    said: list[str] = []
+    assert look(launch, say=said.append).handle.native["region"] == "north"
+    assert any("no quota in south" in line for line in said)
+
+
+def test_repeated_preemption_moves_the_run(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin(compute={"offers": OFFERS})
+    start(launch, tmp_path)
+    regions = []
+    for number in range(1, 5):
+        paper.set(f"one-{number:02d}", "preempted", "spot interruption")
+        regions.append(look(launch).handle.native["region"])
+    assert regions == ["north", "north", "south", "south"]
+
+
+def test_attempts_that_never_begin_are_spaced(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin()
+    start(launch, tmp_path)
+    paper.set("one-01", "preempted", "CapacityError", begin=False)
+    waiting = look(launch, pause_s=100.0)
+    assert waiting.did == "waited"
+    assert "the next attempt comes in" in (waiting.why or "")
+    assert paper.jobs() == ["one-01"]
+
+
+def test_it_says_before_leaving_that_another_cloud_cannot_reach_the_run(
+    begin: Begin,
+    paper: Paper,
+    tmp_path: Path,
+) -> None:
+    launch = begin(compute={"offers": [OFFERS[0], {"backend": "papyrus", "region": "east"}]})
+    source = launch.job.source.model_copy(
+        update={"run_directory": {"paper": str(tmp_path / "runs"), "papyrus": "memory://far/runs"}}
+    )
+    launch = replace(launch, job=replace(launch.job, source=source))
+    start(launch, tmp_path)
+    paper.set("one-01", "preempted", "CapacityError", begin=False)
+    said: list[str] = []
+    assert look(launch, say=said.append).backend == "paper"
+    assert any("isthmus runs copy one --to memory://far/runs/one" in line for line in said)
+    # Where both reach it, the run changes clouds and keeps its directory.
+    moved = begin("two", compute={"offers": [OFFERS[0], {"backend": "papyrus", "region": "east"}]})
+    start(moved, tmp_path)
+    paper.set("two-01", "preempted", "CapacityError", begin=False)
+    assert look(moved).backend == "papyrus"
+    assert record_of(run_of(moved)).backend == "papyrus"
+
+
+@pytest.mark.parametrize("budget", [{"max_hours": 1.0}, {"max_usd": 10.0}])
+def test_the_budget_stops_a_running_job_and_keeps_a_preempted_one(
+    begin: Begin,
+    paper: Paper,
+    tmp_path: Path,
+    budget: dict[str, float],
+) -> None:
+    launch = begin(budget=budget)
+    assert launch.rendered.request["usd_per_hour"] == 10.0
+    start(launch, tmp_path)
+    paper.set("one-01", "running")
+    now = run_of(launch).events()[-1]["time"]
+    assert look(launch, clock=lambda: now + 3000).did == "waited"
+    assert look(launch, clock=lambda: now + 3700).did == "stopping"
+    ended = look(launch, clock=lambda: now + 3700)
+    assert (ended.did, ended.status.exit_code) == ("done", 4)
+    assert run_of(launch).events("stop-requested")[0]["by"] == "budget"
+
+
+def test_a_stop_holds_whatever_state_the_submission_is_in(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin("sent")
+    start(launch, tmp_path)
+    assert stop("sent")["state"] == "stopped"
+    assert look(launch).status.exit_code == 4
+
+    launch = begin("taken")
+    start(launch, tmp_path)
+    paper.set("taken-01", "preempted")
+    assert stop("taken")["was"] == "preempted"
+    ended = look(launch)
+    assert (ended.did, ended.status.state, ended.status.exit_code) == ("done", "stopped", 4)
+
+    launch = begin("half")
+    paper.break_network("before")
+    with pytest.raises(StorageError):
+        start(launch, tmp_path)
+    paper.break_network("never")
+    assert stop("half")["state"] == "stopped"
+    assert look(launch).status.exit_code == 4
+    assert [name for name in paper.jobs() if name.startswith("half")] == []
+
+
+def test_money_is_counted_at_each_attempt_s_own_price(begin: Begin, tmp_path: Path) -> None:
+    from isthmus.backends.supervisor import usd_spent
+
+    launch = begin()
+    run = run_of(launch)
+    for number, price in ((1, 10.0), (2, 3.0)):
+        rendered = replace(launch.rendered, job_id=f"one-0{number}")
+        assert put_down(run, number, rendered, by="launch", usd_per_hour=price) is not None
+    events = [
+        {"type": "submitted", "time": 0.0, "job_id": "one-01"},
+        {"type": "started", "time": 0.0},
+        {"type": "preempted", "time": 3600.0},
+        {"type": "submitted", "time": 4000.0, "job_id": "one-02"},
+        {"type": "started", "time": 7200.0},
+    ]
+    assert usd_spent(run.submissions().all(), events, 7200.0 + 7200.0) == pytest.approx(16.0)
+    assert put_down(run, 2, launch.rendered, by="launch") is None
+
+
+def test_nothing_secret_is_put_down(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "Zq7secretZq7")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "Zq7secretZq7")
+    start(begin(), tmp_path)
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"Zq7secretZq7" in text for text in texts)
