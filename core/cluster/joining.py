@@ -102,7 +102,7 @@ def join(run: RunDirectory, *, job: str | None, wait: float, interrupted: thread
         for event in reversed(run.events("started")) if token is not None else ():
             if event.get("lease") == token and (job is None or event.get("job") == job):
                 return Attempt(int(event["attempt"]), token)
-        if interrupted.wait(2.0) or stop_came_first(run):
+        if interrupted.wait(min(2.0, max(0.0, deadline - time.monotonic()))) or stop_came_first(run):
             return None
     raise UsageError(f"node 0 has not begun after {wait:.0f} s", where=run.uri, hint="its log may say why")
 
