@@ -130,12 +130,16 @@ class NamespaceHost:
             raise
 
     def _mount(self, target: str, command: Sequence[str], home: Path) -> None:
-        """Mounts from outside the container, in its mount namespace: no process of it, and no network of its."""
+        """Mounts in the container's mount namespace, over this machine's network: isolated hosts read their data, too.
+
+        The process that serves the mount is one of the container's process namespace, since it needs the same /proc; it
+        ends with it.
+        """
         assert self.pid is not None
         log = home / "mount.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(self.pid), "-m", "--"]
+                ["setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(self.pid), "-m", "-p", "--"]
                 + [part.replace("{target}", target) for part in command],
                 env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)},
                 stdin=subprocess.DEVNULL,

@@ -54,8 +54,9 @@ def _run(job: TrainingJob, site: Site, warm: bool) -> None:
             job.move("Interrupted", "Training job interrupted: the managed spot instances were taken back")
             if _out_of_time(job, deadline):
                 return
-            _pause(job, site, site.times.restart)
+            _pause(job, site, site.times.restart / 2)
             job.move("Restarting", "Restarting the training job")
+            _pause(job, site, site.times.restart / 2)
             continue
         if outcome.why == "lost" and retries > 0 and not job.stop_asked:
             retries -= 1

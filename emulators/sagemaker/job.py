@@ -16,7 +16,17 @@ ENDED = frozenset({"Completed", "Failed", "Stopped"})
 SPOT_SHARE = 0.3
 """What of a spot instance's training time is billed: managed spot tells its discount as less billable time."""
 FLAGS = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
-SUMMARY = ["TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime", "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus", "TrainingPlanArn"]
+SUMMARY = [
+    "TrainingJobName",
+    "TrainingJobArn",
+    "CreationTime",
+    "TrainingEndTime",
+    "LastModifiedTime",
+    "TrainingJobStatus",
+    "SecondaryStatus",
+    "WarmPoolStatus",
+    "TrainingPlanArn",
+]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 LOCAL_STORAGE = frozenset(
-    ["g4dn", "g5", "g6", "g6e", "g7", "g7e", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "p6e-gb200", "r5d", "trn1", "trn1n", "trn2"]
+    [
+        "g4dn",
+        "g5",
+        "g6",
+        "g6e",
+        "g7",
+        "g7e",
+        "p3dn",
+        "p4d",
+        "p4de",
+        "p5",
+        "p5e",
+        "p5en",
+        "p6-b200",
+        "p6-b300",
+        "p6e-gb200",
+        "r5d",
+        "trn1",
+        "trn1n",
+        "trn2",
+    ]
 )
 """Families whose instances bring NVMe volumes of their own."""
 GROUP = "homogeneousCluster"

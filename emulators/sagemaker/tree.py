@@ -13,7 +13,27 @@ from isthmus.emulators.sagemaker.requests import GROUP, checkpoint_path, input_m
 
 ML = "/opt/ml"
 # Data in these is downloaded once a job starts; the rest is listed and streamed.
-RCLONE = ["rclone", "mount", "--config", "/dev/null", "--read-only", "--allow-other", "--vfs-cache-mode", "off", "--dir-cache-time", "1h", "--poll-interval", "0", "--attr-timeout", "1h", "--no-modtime", "--vfs-read-chunk-size", "8M", "--vfs-read-chunk-size-limit", "64M"]
+RCLONE = [
+    "rclone",
+    "mount",
+    "--config",
+    "/dev/null",
+    "--read-only",
+    "--allow-other",
+    "--vfs-cache-mode",
+    "off",
+    "--dir-cache-time",
+    "1h",
+    "--poll-interval",
+    "0",
+    "--attr-timeout",
+    "1h",
+    "--no-modtime",
+    "--vfs-read-chunk-size",
+    "8M",
+    "--vfs-read-chunk-size-limit",
+    "64M",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
