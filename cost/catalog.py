@@ -131,7 +131,7 @@ def load_catalog(override: Path | None = None, *, today: date | None = None) -> 
         UsageError: no such file, or rows that cannot be right; the message names file and row.
     """
     today = today or date.today()
-    prices, rates = read_snapshot(PRICES, TRAFFIC)
+    prices, rates = snapshot()
     path = override or (Path(named) if (named := os.environ.get(OVERRIDE_VARIABLE)) else None)
     if path is None:
         return Catalog(tuple(prices), tuple(rates))
@@ -144,6 +144,23 @@ def load_catalog(override: Path | None = None, *, today: date | None = None) -> 
     if wrong:
         raise _refused(path, wrong)
     return Catalog(*merged, over)
+
+
+def snapshot_folder() -> Path:
+    """Where `isthmus prices refresh` keeps what it fetched: with the rest of this machine's state, see `backends/runs.py`."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "isthmus" / "prices"
+
+
+def snapshot(folder: Path | None = None) -> tuple[list[Price], list[Rate]]:
+    """The rows that `prices refresh` wrote, or else those of the package.
+
+    Args:
+        folder: where refreshed ones are; None for `snapshot_folder()`.
+    """
+    folder = folder or snapshot_folder()
+    prices, traffic = folder / PRICES.name, folder / TRAFFIC.name
+    return read_snapshot(prices if prices.is_file() else PRICES, traffic if traffic.is_file() else TRAFFIC)
 
 
 def read_snapshot(prices: Path, traffic: Path) -> tuple[list[Price], list[Rate]]:
