@@ -75,6 +75,10 @@ WALLS = {
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
     "cost": Wall({"backends.spec", *CHECKS}, ARRAYS | {"ruamel"}),
+    # A chart as PNG.
+    "cost.drawing": Wall({"cost"}, {"PIL"}),
+    # The one that launches: short runs, to measure.
+    "cost.measure": Wall({"backends", "cost", "storage", *CHECKS}, set()),
     # Clouds on one machine. Nothing of the renderers: what they accept must be what a cloud would.
     "emulators": Wall({"storage"}, {"boto3", "botocore", "moto", "werkzeug", "cryptography"}),
     "emulators.sagemaker": Wall({"emulators", "storage"}, {"boto3", "botocore", "moto", "werkzeug"}),
@@ -224,7 +228,7 @@ def loaded_by_help() -> list[str]:
 
 @pytest.mark.parametrize("module", loaded_by_help())
 def test_what_help_loads_imports_only_typer_and_errors(module: str) -> None:
-    allowed = {"typer", "isthmus", "isthmus.errors"}
+    allowed = {"typer", "typer.core", "isthmus", "isthmus.errors"}
     for target in imports(SOURCES[module]):
         if target.at_top and target.module.split(".")[0] not in sys.stdlib_module_names:
             assert target.module in allowed or within(target.module, {"isthmus.cli"}), target
