@@ -20,8 +20,11 @@ def status_of(record: Record) -> Status:
     if newest is not None and (refused := refusal_of(newest)):
         code = int(refused.get("exit_code", 1))
         return Status(state="failed", exit_code=code, cause=str(refused.get("cause")))
-    if newest is not None and (newest.answer or {}).get("withdrawn"):
-        return Status(state="stopped", exit_code=4, cause=str((newest.answer or {})["withdrawn"]))
+    answer = (newest.answer if newest is not None else None) or {}
+    if withdrawn := answer.get("withdrawn"):
+        return Status(state="stopped", exit_code=4, cause=str(withdrawn))
+    if ended := answer.get("ended"):
+        return Status(**ended)  # the run was copied here after its job had ended
     if not record.handle["native"].get("job_id"):
         return Status(
             state="pending", detail=f"begun and never submitted; `isthmus supervise {record.id}` goes on"

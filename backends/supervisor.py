@@ -101,6 +101,8 @@ class Supervisor:
         if not submissions and not data.get("job_ids"):
             return self._submit(0, "it was begun and never submitted")
         newest = submissions[-1] if submissions else None
+        if newest is not None:
+            self._refuse_a_copy(newest)
         if newest is not None and newest.answer is None:
             return self._complete(newest, events, len(submissions))
         record = record_of(self.run)
@@ -129,12 +131,6 @@ class Supervisor:
     def _complete(self, newest: Submission, events: Sequence[Mapping[str, Any]], count: int) -> Look:
         """A submission of which nobody knows whether it arrived."""
         handle = handle_of(newest)
-        if handle.run_uri != self.run.uri:
-            raise UsageError(
-                "its last submission belongs to another run directory",
-                where=self.run.uri,
-                hint=f"supervise that one: {handle.run_uri}",
-            )
         backend = get_backend(handle.backend)
         if stop_requested(events):
             withdraw(self.run, newest, "stop requested before it was submitted")
@@ -147,6 +143,16 @@ class Supervisor:
             self._say(f"refused: {error}")
             return self._looked("refused", status_of(record_of(self.run)), handle, f"{job_id}: {error}")
         return self._looked("submitted", backend.status(handle), handle, "a submission was completed")
+
+    def _refuse_a_copy(self, newest: Submission) -> None:
+        """A fetched directory is no place for a job; what `runs copy` carried over waits for its resume."""
+        there = handle_of(newest).run_uri
+        if there != self.run.uri:
+            raise UsageError(
+                f"a copy of the run at {there}",
+                where=self.run.uri,
+                hint=f"supervise that one, or go on from the copy: isthmus resume {self.run.uri}",
+            )
 
     def _refused(self, submissions: Sequence[Submission], status: Status, handle: Handle) -> Look:
         """The last submission was refused for good: the next destination, unless all were asked in turn."""

@@ -21,6 +21,7 @@ MODULES = {
     "supervise": ("supervise",),
     "doctor": ("doctor",),
     "runs": ("runs", "status", "logs", "stop", "resume"),
+    "carrying": ("fetch",),
     "sample": ("sample", "export"),
     "cost": ("cost",),
     "prices": ("prices",),

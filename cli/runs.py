@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from isthmus.cli.carrying import copy_run
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     group.callback()(_runs)
     group.command("list")(list_runs)
-    app.add_typer(group, name="runs", help="List the runs.")
+    group.command("copy")(copy_run)
+    app.add_typer(group, name="runs", help="List the runs, carry one elsewhere.")
     app.command("status")(status)
     app.command("logs")(logs)
     app.command("stop")(stop)
@@ -33,25 +36,52 @@ def register(app: typer.Typer) -> None:
 
 
 def _runs() -> None:
-    """Runs that were launched from this machine."""
+    """Runs that were launched from this machine, or that the clouds know."""
 
 
 def list_runs(
     folder: str = typer.Argument(
         "", metavar="[PLACE]", help="Also the runs in this place, such as a recipe's run_directory."
     ),
+    cloud: bool = typer.Option(
+        False, "--cloud", help="Also the runs whose jobs the clouds list by tag, whoever launched them."
+    ),
+    backend: str = typer.Option(
+        "", "--backend", metavar="NAME[,NAME...]", help="Whose clouds to ask; default: all that can tell."
+    ),
+    recipe: str = typer.Option(
+        "", "--recipe", metavar="RECIPE", help="Its sections say which region and workspace to ask."
+    ),
     as_json: bool = _AS_JSON,
 ) -> None:
     """List runs with their state, the newest first.
 
-    Example: isthmus runs list ./quickstart/runs
+    Example: isthmus runs list --cloud --recipe my.yaml
     """
     from isthmus.backends.following import overview
 
     rows = overview(folder or None)
+    if cloud or backend or recipe:
+        rows = _with_clouds(rows, backend, recipe)
     width = max([len(row["run"]) for row in rows], default=0)
     lines = [f"{row['run']:{width}}  {row['state']:10}  {row['backend']:9}  {row['run_uri']}" for row in rows]
     emit(rows, as_json=as_json, text="\n".join(lines) or "no runs yet; start one: isthmus quickstart")
+
+
+def _with_clouds(rows: list[dict[str, Any]], backend: str, recipe: str) -> list[dict[str, Any]]:
+    """The rows, and those of the clouds' runs that are not among them."""
+    from isthmus.backends.discover import cloud_runs
+    from isthmus.cli.launch import named
+    from isthmus.core.recipe import load_recipe
+
+    found = cloud_runs(
+        named(backend),
+        load_recipe(recipe) if recipe else None,
+        say=lambda text: print(f"warning: {text}", file=sys.stderr),
+    )
+    known = {row["run_uri"].rstrip("/") for row in rows}
+    rows = rows + [row for row in found if row["run_uri"].rstrip("/") not in known]
+    return sorted(rows, key=lambda row: float(row["created"]), reverse=True)
 
 
 def status(run: str = _RUN, as_json: bool = _AS_JSON) -> None:
