@@ -39,7 +39,7 @@ def test_sigterm_to_node_1_alone_is_a_checkpoint_of_all_and_the_next_job_goes_on
     latents: dict[str, str], tmp_path: Path
 ) -> None:
     """Slow: three launches of two processes. Compared bit for bit with one node of two processes, undisturbed."""
-    changes: dict[str, Any] = {"stages__0__steps": 120, "checkpoint__every": 1000}
+    changes: dict[str, Any] = {"stages__0__steps": 80, "checkpoint__every": 1000}
     whole = trained(write_recipe(tmp_path, recipe_data(latents["dit"], **changes)), tmp_path / "whole")
     data = two_nodes("place:data0", **changes)
     recipe = write_recipe(tmp_path, data, "two.yaml")
@@ -54,7 +54,7 @@ def test_sigterm_to_node_1_alone_is_a_checkpoint_of_all_and_the_next_job_goes_on
         # Node 0 has no signal of its own, and its torchrun would wait five minutes for node 1's.
         assert job.end(60) == {0: 75, 1: 75}, job.logs()
         (step,) = job.run.checkpoints()
-        assert 5 <= step < 120
+        assert 5 <= step < 80
         assert settle("failed", job.events(), exit_code=75, job_id="job-01").state == "preempted"
 
     with nodes(tmp_path, recipe, job="job-02", extra=place) as job:
