@@ -255,3 +255,29 @@ def test_an_estimate_loads_neither_torch_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_documentation_quotes_the_report() -> None:
+    """Digit by digit would depend on the machine's arithmetic: each figure to 0.3 points."""
+    from pathlib import Path
+    from re import findall
+
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text("utf-8")
+    for line in fit_report.report().splitlines():
+        if not line.startswith("| ") or "%" not in line or "interval" in line:
+            continue
+        name = line[: line.index(" %")].rsplit("|", 1)[0]
+        (quoted,) = [other for other in page.splitlines() if other.startswith(name)]
+        for figure, other in zip(findall(r"[\d.]+ %", line), findall(r"[\d.]+ %", quoted), strict=True):
+            assert float(other[:-2]) == pytest.approx(float(figure[:-2]), abs=0.3), line
+
+
+def test_another_family_s_published_speed_is_of_that_order() -> None:
+    """Stability's SD3 2B, whose resolution is not told; taken for 512 px. No row of an MMDiT was fitted."""
+    for gpu, gpus, batch, published_rate in (
+        ("h100-80gb", 16, 256, 595),
+        ("a100-80gb", 16, 256, 381),
+        ("a100-80gb", 256, 4096, 3992),
+    ):
+        found = estimate(model="sd3-medium", gpu=gpu, gpus=gpus, global_batch_size=batch)
+        assert 0.6 < found.images_per_s / published_rate < 1.7
