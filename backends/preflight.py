@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus.backends.places import uris
+from isthmus.backends.rules import Rule
 from isthmus.backends.spec import Finding, Job
 from isthmus.core.recipe.dump import recipe_hash
 from isthmus.core.recipe.schema import Recipe
@@ -26,14 +27,63 @@ from isthmus.errors import (
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 
+RUN_DIRECTORY = Rule(
+    id="preflight.run-directory",
+    level="error",
+    title="a run directory that cannot be written, or holds a run of another recipe",
+    why="All that is known of a run is in it: the launcher writes it before it submits. Two recipes in one directory would "
+    "make one run of two.",
+    fix="another run_directory or --run-id; `az login` or `aws sso login` for a store that refuses",
+)
+DATA = Rule(
+    id="preflight.data",
+    level="error",
+    title="no latent dataset, another one than the run's, or one that does not fit the recipe",
+    why="Read before anything starts: the manifest, its fingerprint when the run goes on, the encoders it was made with, the "
+    "latents of each stage's resolution, and the memory that the sample order needs on each rank.",
+    fix="encode one with `isthmus data encode`, or correct data.sources",
+    exit_code=2,
+)
+DATA_UNSEEN = Rule(
+    id="preflight.data-unseen",
+    level="warning",
+    title="data that cannot be looked at from here",
+    why="A store behind a private endpoint may refuse this machine and serve the job; whether there is a dataset is then seen "
+    "only when the job has started.",
+    fix="run `isthmus doctor` where the store can be reached",
+)
+INIT_FROM = Rule(
+    id="preflight.init-from",
+    level="error",
+    title="`model.init_from` names no folder",
+    why="The first weights are read from it; what is in it, the trainer looks at.",
+    fix="a folder or URI of a diffusers checkpoint",
+    exit_code=2,
+)
+MEMORY = Rule(
+    id="preflight.memory",
+    level="error",
+    title="a stage that does not fit into a GPU",
+    why="Weights, gradients, optimizer, EMA, working copies and activations of one rank are added up against the GPU's "
+    "memory; the message shows the sum.",
+    fix="a smaller micro_batch_size, activation_checkpointing, or fsdp",
+)
+RULES = (RUN_DIRECTORY, DATA, DATA_UNSEEN, INIT_FROM, MEMORY)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that is looked at."""
 
-    id: str
+    rule: Rule
     title: str
+    """What is so where nothing is found."""
     look: Callable[[Job], Sequence[Finding] | None]
+
+    @property
+    def id(self) -> str:
+        """Of its rule."""
+        return self.rule.id
 
 
 def check_data(recipe: Recipe, world_size: int, fingerprints: Sequence[str] = ()) -> None:
@@ -124,10 +174,10 @@ def _data(job: Job) -> list[Finding]:
             fingerprints = run.read_run_json().get("dataset_fingerprints") or ()
         check_data(recipe, job.world_size, fingerprints)
     except DatasetNotFound as error:
-        return [Finding.of("preflight.data", error)]
+        return [Finding.of(DATA.id, error)]
     except (StorageError, NotInstalled) as error:
         message = f"the data at {places} cannot be looked at from here: {error.message}"
-        return [Finding("preflight.data-unseen", "warning", message, error.hint)]
+        return [DATA_UNSEEN.found(message, error.hint)]
     return []
 
 
@@ -141,10 +191,9 @@ def _memory(job: Job) -> list[Finding]:
             continue
         title = f"stage {stage.name}: {fit.arithmetic()}"
         if fit.fits:
-            found.append(Finding("preflight.memory", "note", title))
+            found.append(Finding(MEMORY.id, "note", title))
         else:
-            fix = fit.change or "a GPU with more memory: compute.gpu"
-            found.append(Finding("preflight.memory", "error", title, fix))
+            found.append(MEMORY.found(title, fit.change or "a GPU with more memory: compute.gpu"))
     return found
 
 
@@ -157,10 +206,10 @@ def _init_from(job: Job) -> None:
 
 
 CHECKS = (
-    Check("preflight.run-directory", "run directory can be written and is this run's", _run_directory),
-    Check("preflight.data", "data is a latent dataset made with the recipe's encoders, and fits", _data),
-    Check("preflight.init-from", "first weights are there", _init_from),
-    Check("preflight.memory", "model, optimizer, EMA and activations fit a GPU", _memory),
+    Check(RUN_DIRECTORY, "run directory can be written and is this run's", _run_directory),
+    Check(DATA, "data is a latent dataset made with the recipe's encoders, and fits", _data),
+    Check(INIT_FROM, "first weights are there", _init_from),
+    Check(MEMORY, "model, optimizer, EMA and activations fit a GPU", _memory),
 )
 """In the order that they are made; the cheap and fatal ones first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import secrets
@@ -16,6 +17,7 @@ from typing import Any
 from isthmus.errors import DataError, IsthmusError, StorageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir.patience import persistently
+from isthmus.storage.rundir.process import ProcessId
 
 _PIECE = 8 << 20
 _AT_ONCE = 4
@@ -200,6 +202,11 @@ def _hash(tree: Tree, name: str) -> str:
 
 def _write_local(path: Path, pieces: Iterator[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        # Of a copy that was killed.
+        number = left.name[len(path.name) + 2 :].partition("-")[0]
+        if number.isdigit() and ProcessId.of(int(number)) is None:
+            left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("wb") as file:

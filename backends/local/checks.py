@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from isthmus.backends.local import rules
 from isthmus.backends.preflight import check_data, check_init_from, check_run_directory
+from isthmus.backends.rules import Rule
 from isthmus.backends.spec import Finding, Job
 from isthmus.errors import IsthmusError, NotInstalled, PreflightRefused
 from isthmus.storage import filesystems
@@ -38,44 +40,16 @@ def lint(job: Job, usd_per_hour: float | None) -> list[Finding]:
     compute = job.recipe.compute
     found = []
     if compute.nodes != 1:
-        found.append(
-            Finding(
-                "local.nodes",
-                "error",
-                f"compute.nodes is {compute.nodes}; this machine is one node",
-                "--set compute.nodes=1",
-                2,
-            )
-        )
+        found.append(rules.NODES.found(f"compute.nodes is {compute.nodes}; this machine is one node"))
     if job.recipe.budget.max_usd is not None and usd_per_hour is None:
-        found.append(
-            Finding(
-                "local.price",
-                "error",
-                "budget.max_usd needs a price for this machine",
-                "--set backends.local.usd_per_hour=0.5, or use budget.max_hours",
-                2,
-            )
-        )
+        found.append(rules.PRICE.found("budget.max_usd needs a price for this machine"))
     if compute.gpu == "none" and compute.gpus_per_node > cores():
-        found.append(
-            Finding(
-                "local.cores",
-                "warning",
-                f"{compute.gpus_per_node} processes share {cores()} cores",
-                f"--set compute.gpus_per_node={cores()}",
-            )
-        )
+        message = f"{compute.gpus_per_node} processes share {cores()} cores"
+        found.append(rules.CORES.found(message, f"--set compute.gpus_per_node={cores()}"))
     if compute.gpu != "none" and cuda_devices() < compute.gpus_per_node:
-        found.append(
-            Finding(
-                "local.gpus",
-                "error",
-                f"compute asks for {compute.gpus_per_node} x {compute.gpu}, this machine has {cuda_devices()} CUDA devices",
-                "--set compute.gpu=none --set compute.gpus_per_node=2 trains on CPU",
-                2,
-            )
-        )
+        asked = f"{compute.gpus_per_node} x {compute.gpu}"
+        message = f"compute asks for {asked}, this machine has {cuda_devices()} CUDA devices"
+        found.append(rules.GPUS.found(message))
     return found
 
 
@@ -83,19 +57,19 @@ def preflight(job: Job) -> list[Finding]:
     """The findings of looking: torch, data, memory, the run directory, disk space."""
     found: list[Finding] = []
 
-    def try_to(id: str, check: Callable[[], Sequence[Finding] | None]) -> bool:
+    def try_to(rule: Rule, check: Callable[[], Sequence[Finding] | None]) -> bool:
         try:
             found.extend(check() or [])
         except IsthmusError as error:
-            found.append(Finding.of(id, error))
+            found.append(Finding.of(rule.id, error))
             return False
         return True
 
-    try_to("local.torch", _torch)
-    try_to("local.init-from", lambda: check_init_from(job.recipe))
-    try_to("local.data", lambda: check_data(job.recipe, job.world_size))
-    if try_to("local.run-directory", lambda: check_run_directory(job)):
-        try_to("local.disk", lambda: _disk(job))
+    try_to(rules.TORCH, _torch)
+    try_to(rules.INIT_FROM, lambda: check_init_from(job.recipe))
+    try_to(rules.DATA, lambda: check_data(job.recipe, job.world_size))
+    if try_to(rules.RUN_DIRECTORY, lambda: check_run_directory(job)):
+        try_to(rules.DISK, lambda: _disk(job))
     return found
 
 
