@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.cost.fit import NOISE, Coefficients, left_out
+from isthmus.cost.fit import CHIP, NOISE, NOISE_AT_SCALE, Coefficients, left_out
 from isthmus.cost.rows import Row
 
 QUANTILE_80 = 1.2816
@@ -40,14 +40,21 @@ def spreads(rows: Sequence[Row], found: Coefficients) -> dict[str, Any]:
 
 
 def chip_spread(rows: Sequence[Row], errors: Any, chip: str, without: Row | None = None) -> float:
-    """Of rows below `AT_SCALE` of one chip, pooled with what any chip has."""
+    """Of one chip: of its rows below `AT_SCALE`, pooled with what any chip has, and what its factor may be off by."""
     own = [
         error
         for row, error in zip(rows, errors, strict=True)
         if row.gpu.chip == chip and not row.at_scale and row is not without
     ]
     total = PRIOR_ROWS * NOISE**2 + float(np.sum(np.square(own)))
-    return float(np.sqrt(total / (PRIOR_ROWS + len(own))))
+    # The posterior of a factor with a normal prior: one row at scale tells little of a chip.
+    seen = [
+        (NOISE_AT_SCALE if row.at_scale else NOISE) ** -2
+        for row in rows
+        if row.gpu.chip == chip and row is not without
+    ]
+    factor = 1 / (CHIP[1] ** -2 + sum(seen))
+    return float(np.sqrt(total / (PRIOR_ROWS + len(own)) + factor))
 
 
 def waiting_spread(
