@@ -24,6 +24,7 @@ MODULES = {
     "carrying": ("fetch",),
     "sample": ("sample", "export"),
     "cost": ("cost",),
+    "compare": ("compare",),
     "prices": ("prices",),
     "report": ("report",),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 
 from isthmus.core.models.memory import MemoryFit, memory_fit
 from isthmus.core.recipe.schema import Recipe
@@ -117,6 +118,7 @@ def estimate(
     data: Dataset | None = None,
     measured: Measurement | None = None,
     speed: Speed | None = None,
+    today: date | None = None,
 ) -> Estimate:
     """The estimate of a recipe somewhere.
 
@@ -129,6 +131,7 @@ def estimate(
         data: the dataset's size, and where it lies.
         measured: of a short run on the same machines; it replaces the prior.
         speed: another source of images a second.
+        today: for the age of prices; None: by the clock.
 
     Raises:
         UsageError: no such place, no figures of the model or GPU, or a run that would never end.
@@ -177,7 +180,11 @@ def estimate(
         measured=measured,
         basis=speeds[0][3],
         assumptions=_assumptions(recipe, place, found, filled, data, measured),
-        warnings=_warnings(recipe, place, found, slow, speeds, caps, catalog),
+        warnings=(
+            *_warnings(recipe, place, found, slow, speeds, caps),
+            *_old(place.price, today),
+            *catalog.warnings,
+        ),
         spot=_spot(recipe, place, found, catalog, filled) if place.tier == "spot" else None,
     )
 
@@ -357,7 +364,6 @@ def _warnings(
     slow: Times,
     speeds: Sequence[tuple[float, float, float, str]],
     caps: Sequence[float],
-    catalog: Catalog,
 ) -> tuple[str, ...]:
     said = []
     for index, stage in enumerate(recipe.stages):
@@ -380,7 +386,12 @@ def _warnings(
         said.append(
             f"checkpoints every {60 * found.interval_h:,.0f} min; every {60 * best:,.0f} min would lose least (Daly 2006)"
         )
-    return (*said, *catalog.warnings)
+    return tuple(said)
+
+
+def _old(price: Price | None, today: date | None) -> tuple[str, ...]:
+    old = None if price is None else price.stale(today)
+    return () if old is None else (old,)
 
 
 __all__ = ["Estimate", "SpotFacts", "StageCost", "estimate", "nodes_for", "prior", "speed_of", "usd_per_hour"]

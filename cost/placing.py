@@ -120,6 +120,16 @@ def place(
     )
 
 
+def check_tier(text: str | None) -> str | None:
+    """The recipe's word for a tier; nothing said is None. Raises UsageError on another word."""
+    if not text:
+        return None
+    word = {"low_priority": "spot"}.get(text.replace("-", "_"), text.replace("-", "_"))
+    if word not in TIER_ROWS:
+        raise UsageError(f"no tier {text!r}", where="--tier", hint=_near(text, TIER_ROWS))
+    return word
+
+
 def with_place(recipe: Recipe, place: Place) -> Recipe:
     """The recipe on those machines."""
     update = {"nodes": place.nodes, "gpus_per_node": place.gpus_per_node, "gpu": place.gpu}

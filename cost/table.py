@@ -189,7 +189,7 @@ def _details(found: Estimate) -> list[str]:
 
 def dollars(usd: float) -> str:
     """`$31,230` or `$4.12`."""
-    return f"${usd:,.0f}" if abs(usd) >= 100 else f"${usd:,.2f}"
+    return f"${usd:,.0f}" if abs(usd) >= 100 or usd == 0 else f"${usd:,.2f}"
 
 
 def amount(number: float) -> str:

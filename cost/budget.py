@@ -1,0 +1,71 @@
+"""The budget before a launch: what an estimate says of `budget.max_usd` and `max_hours`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from isthmus.backends.spec import Finding
+from isthmus.core.recipe.schema import Recipe
+from isthmus.cost.estimate import Estimate
+from isthmus.cost.table import amount, dollars, estimate_json
+
+USD, HOURS, UNPRICED = "budget.max_usd", "budget.max_hours", "budget.unpriced"
+"""Ids of the findings."""
+
+
+def budget_findings(recipe: Recipe, found: Estimate) -> list[Finding]:
+    """An error where even the estimate's lower end is over a cap, a warning where its upper end is.
+
+    Args:
+        recipe: whose budget counts.
+        found: of that recipe where it shall run.
+    """
+    budget, findings = recipe.budget, []
+    if budget.max_hours is not None:
+        # The cap counts hours of running, not of waiting for nodes.
+        waited = found.times.allocation_h * (1 + found.times.interruptions)
+        low, high = (max(0.0, hours - waited) for hours in found.hours_interval)
+        findings += _over(HOURS, budget.max_hours, low, high, lambda hours: f"{amount(hours)} h", found)
+    if budget.max_usd is not None:
+        if found.usd_interval is None:
+            findings.append(
+                Finding(
+                    UNPRICED,
+                    "warning",
+                    f"budget.max_usd {dollars(budget.max_usd)} cannot be checked: {found.place.label} is unpriced",
+                    found.place.how_to_price(),
+                )
+            )
+        else:
+            low, high = found.usd_interval
+            findings += _over(USD, budget.max_usd, low, high, dollars, found)
+    return findings
+
+
+def launch_record(found: Estimate) -> Mapping[str, Any]:
+    """What of an estimate is kept with a run, to be held against what it has cost: run.json's `estimate`."""
+    told = estimate_json(found)
+    names = (
+        "backend",
+        "region",
+        "tier",
+        "sku",
+        "nodes",
+        "usd",
+        "usd_interval80",
+        "hours",
+        "hours_interval80",
+        "speed",
+    )
+    return {name: told[name] for name in (*names, "usd_per_hour", "basis")}
+
+
+def _over(id: str, cap: float, low: float, high: float, text: Any, found: Estimate) -> list[Finding]:
+    said = f"{text(low)} to {text(high)} are expected on {found.place.label}"
+    fix = f"raise {id}, shorten the stages, or look for another offer: isthmus compare RECIPE"
+    if low > cap:
+        return [Finding(id, "error", f"{id} {text(cap)} cannot be enough: {said}", fix)]
+    if high > cap:
+        return [Finding(id, "warning", f"{id} {text(cap)} may not be enough: {said}", fix)]
+    return []
