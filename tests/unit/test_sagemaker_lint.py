@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sagemaker_jobs import make_job, sm
+from sagemaker_recipes import make_job, sm
 
 from isthmus.backends.sagemaker import rules, shapes
 from isthmus.backends.sagemaker.backend import SageMakerBackend

@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-from sagemaker_jobs import SHIPPED, make_job, sm
+from sagemaker_recipes import SHIPPED, make_job, sm
 
 import isthmus
 from isthmus.backends.sagemaker.backend import SageMakerBackend
@@ -78,7 +78,7 @@ def test_rendering_imports_no_sdk() -> None:
     code = (
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'helpers')!r})\n"
-        "from sagemaker_jobs import make_job\n"
+        "from sagemaker_recipes import make_job\n"
         "from isthmus.backends.registry import get_backend\n"
         "backend = get_backend('sagemaker')\n"
         "job = make_job()\n"
