@@ -1,1 +1,1 @@
-"""What a training run costs. So far the arithmetic; prices, estimator and comparison are a later version."""
+"""What a training run costs: prices, an estimator of speed, whole-run estimates, comparisons of offers and measurements."""

@@ -1,4 +1,4 @@
-"""The arithmetic of what a run takes, from a measured speed. The estimator, prices and comparison are a later version."""
+"""The arithmetic of what a run takes, from a known speed."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ SKUS: dict[str, tuple[str, int]] = {
     "Standard_ND96isr_H100_v5": ("h100-80gb", 8),
     "Standard_ND96isr_H200_v5": ("h200-141gb", 8),
     "Standard_ND40rs_v2": ("v100-32gb", 8),
+    "Standard_NC6s_v3": ("v100-16gb", 1),
+    "Standard_NC4as_T4_v3": ("t4-16gb", 1),
     "ml.g4dn.xlarge": ("t4-16gb", 1),
     "ml.g4dn.2xlarge": ("t4-16gb", 1),
     **{f"ml.g5.{size}xlarge": ("a10g-24gb", n) for size, n in (("", 1), (2, 1), (4, 1), (8, 1), (16, 1))},
@@ -38,6 +40,7 @@ SKUS: dict[str, tuple[str, int]] = {
 
 GPU_USD_PER_HOUR = {
     "t4-16gb": (0.03, 3),
+    "v100-16gb": (0.1, 12),
     "v100-32gb": (0.1, 12),
     "l4-24gb": (0.1, 6),
     "a10g-24gb": (0.1, 8),
