@@ -33,7 +33,12 @@ def seconds(arguments: list[str], bytecode: str) -> float:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     subprocess.run(
-        [sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True, env=environment, cwd=bytecode
+        [sys.executable, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        env=environment,
+        cwd=bytecode,
     )
     return time.perf_counter() - start
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from isthmus.backends.prepare import Price
+    from isthmus.core.recipe.schema import Recipe
 
 
-def price_function() -> Price | None:
-    """US dollars an hour by the catalog of prices; None in an installation without it."""
-    if find_spec("isthmus.cost.estimate") is None:
-        return None
-    from isthmus.cost.estimate import usd_per_hour
+def price_function() -> Price:
+    """US dollars an hour by the catalog of prices. What estimates a run is not imported: a dry run shall be quick."""
+
+    def usd_per_hour(
+        recipe: Recipe, backend: str, region: str | None, tier: str, sku: str | None
+    ) -> float | None:
+        from isthmus.cost.catalog import load_catalog
+        from isthmus.cost.placing import place
+        from isthmus.errors import IsthmusError
+
+        try:
+            return place(
+                recipe, load_catalog(), backend=backend, region=region, tier=tier, sku=sku
+            ).usd_per_hour
+        except IsthmusError:
+            return None
 
     return usd_per_hour

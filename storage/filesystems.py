@@ -44,6 +44,15 @@ def scheme_of(uri: str) -> str:
     return head
 
 
+def check_installed(uri: str) -> str:
+    """The scheme of a URI that can be opened here; imports nothing. Raises NotInstalled, UsageError."""
+    scheme = scheme_of(uri)
+    needs = SCHEMES[scheme]
+    if needs is not None and importlib.util.find_spec(needs[0]) is None:
+        raise NotInstalled(f"opening {scheme}:// paths", extra=needs[1], module=needs[0])
+    return scheme
+
+
 def filesystem(uri: str, **options: Any) -> tuple[FileSystem, str]:
     """The file system of a URI and the path within it. Endpoints and accounts come from the environment (`ranges.settings`).
 
@@ -54,10 +63,7 @@ def filesystem(uri: str, **options: Any) -> tuple[FileSystem, str]:
         NotInstalled: the scheme's package is missing; the hint names the extra.
         UsageError: an unknown scheme, or a storage account that nobody names.
     """
-    scheme = scheme_of(uri)
-    needs = SCHEMES[scheme]
-    if needs is not None and importlib.util.find_spec(needs[0]) is None:
-        raise NotInstalled(f"opening {scheme}:// paths", extra=needs[1], module=needs[0])
+    scheme = check_installed(uri)
     if scheme == "file":
         import fsspec
 

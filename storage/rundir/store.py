@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -165,9 +166,21 @@ class ObjectStore:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self._files: Any
-        self._files, path = filesystems.filesystem(self.uri)
-        self._root = str(path).rstrip("/")
+        filesystems.check_installed(self.uri)
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        # When something is read or written: a dry run names places, and loads no client to do so.
+        files, path = filesystems.filesystem(self.uri)
+        return files, str(path).rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
 
     def local_path(self, name: str) -> None:
         return None

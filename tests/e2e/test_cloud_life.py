@@ -179,3 +179,42 @@ def test_a_dry_run_is_one_document(laptop: Laptop, paper: Paper) -> None:
     assert (code, "--format belongs to --dry-run" in err) == (2, True)
     assert paper.jobs() == []
     assert not (laptop.folder / "runs").exists()
+
+
+IMPORTS = """
+import sys
+from isthmus.cli.app import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    print(sorted(sys.modules.keys() & {"azure.ai.ml", "sagemaker", "boto3", "botocore", "torch", "s3fs", "adlfs"}), ended.code, file=sys.stderr)
+"""
+CLOUDS = {
+    "sagemaker": ("role_arn=arn:aws:iam::123456789012:role/isthmus", "region=us-east-1"),
+    "azure": (
+        "subscription=11111111-2222-3333-4444-555555555555", "resource_group=team", "workspace=training",
+        "client_id=22222222-3333-4444-5555-666666666666",
+        f"environment.image=registry.example.com/team/train@sha256:{'a' * 64}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", sorted(CLOUDS))
+def test_a_dry_run_loads_no_sdk_and_reaches_no_network(tmp_path: Path, backend: str) -> None:
+    words = ["launch", "sdxl-progressive", "--backend", backend, "--dry-run", "--format", "json"]
+    for setting in CLOUDS[backend]:
+        words += ["--set", f"backends.{backend}.{setting}"]
+    # Whoever would look anything up, a credential or a region, would fail here.
+    unreachable = dict.fromkeys(("http_proxy", "https_proxy", "AWS_ENDPOINT_URL"), "http://127.0.0.1:9")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **unreachable}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stderr.splitlines()[-1] in ("[] 0", "[] None"), done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
+    assert list(tmp_path.iterdir()) == []
