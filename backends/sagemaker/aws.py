@@ -220,4 +220,8 @@ def _refusal(error: Any, action: str, where: str | None) -> IsthmusError:
             where=where,
             hint="backends.sagemaker.role_arn must exist and trust sagemaker.amazonaws.com",
         )
-    return UsageError(f"cannot {action}: {message}" + (f" ({code})" if code else ""), where=where)
+    return UsageError(
+        f"cannot {action}: {message}" + (f" ({code})" if code else ""),
+        where=where,
+        hint="`isthmus doctor RECIPE --backend sagemaker` looks at all that a job needs",
+    )

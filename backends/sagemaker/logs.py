@@ -1,7 +1,7 @@
 """The logs of all hosts of a job, from CloudWatch: followed together, in the order of time.
 
 A host's log is a stream `<job>/algo-<n>-<time>`; there is none before it has printed, and another one for each restart. Each
-stream is read by its own position, so that a line that arrives late is not missed, and a lost connection costs nothing.
+stream is read by its own position, so that a host whose lines arrive late loses none, and neither does a lost connection.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Tail:
         ended: Callable[[], bool],
         *,
         sleep: Callable[[float], None] = time.sleep,
-        idle: float = IDLE,
+        idle: float | None = None,
     ) -> None:
         self.client, self.job, self.ended = client, job, ended
-        self.sleep, self.idle = sleep, idle
+        self.sleep, self.idle = sleep, IDLE if idle is None else idle
         self.positions: dict[str, str | None] = {}
         self._looked = float("-inf")
         self._last_answer = time.monotonic()
