@@ -103,11 +103,11 @@ class AssetsApi:
     def _versions(self, kind: str, assets: Assets, request: Request) -> Response:
         check_place(request, self.world)
         name, digest = request.names["name"], request.query.get("hash")
+        # With a hash, the client's name for the new code is one that it has just drawn: any code of that hash will do.
         value = [
-            self._shown(kind, name, version, body)
+            self._shown(kind, known, version, body)
             for (known, version), body in reversed(list(assets.items()))
-            if known == name
-            and digest in (None, (body["properties"].get("properties") or {}).get("hash_sha256"))
+            if (known == name if digest is None else _hash(body) == digest)
         ]
         return Response(200, {"value": value})
 
@@ -159,6 +159,11 @@ def _check_environment(properties: dict[str, Any]) -> None:
     image, build = properties.get("image"), properties.get("build")
     if not image and not (isinstance(build, dict) and build.get("contextUri")):
         raise refuse("environment-image", "An environment has an image or a build context")
+
+
+def _hash(body: dict[str, Any]) -> str | None:
+    found = (body["properties"].get("properties") or {}).get("hash_sha256")
+    return None if found is None else str(found)
 
 
 def _fixed(body: dict[str, Any]) -> dict[str, Any]:

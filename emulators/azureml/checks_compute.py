@@ -12,7 +12,7 @@ from isthmus.emulators.azureml.skus import SKUS, Sku
 from isthmus.emulators.azureml.world import Cluster, World
 
 MAX_NODES = 100
-_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{2,31}")
+_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{1,31}")
 _PRIORITIES = ("Dedicated", "LowPriority")
 
 

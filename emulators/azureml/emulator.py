@@ -46,6 +46,8 @@ class AzureMLEmulator:
         token_seconds: how long tokens are good; also the attribute `tokens.lifetime`.
         page: jobs in one page of a list.
 
+    Grace, delays and what follows a preemption can be changed later: `options`.
+
     Raises:
         UsageError: Azurite is missing, the folder's path has blanks, or namespaces are asked for and cannot be made.
         NotInstalled: a Python package is missing.
@@ -89,7 +91,7 @@ class AzureMLEmulator:
             stack.callback(secrets.stop)
             server = Server([], port=port, tokens=self.tokens, faults=self.faults, tls=server_context(chain))
             stack.callback(server.stop)
-            options = Options(
+            self.options = Options(
                 folder=self.folder,
                 images=images or {"*": Image()},
                 isolated=self.privileges == "namespaces",
@@ -102,7 +104,7 @@ class AzureMLEmulator:
                 address=secrets.address,
                 ports=(self.blobs.port, secrets.port, server.port),
             )
-            self.keepers = Keepers(self.world, self.blobs, self.tokens, options)
+            self.keepers = Keepers(self.world, self.blobs, self.tokens, self.options)
             stack.callback(self.keepers.stop)
             server.routes += [
                 *WorkspaceApi(self.world, self.tokens).routes(),

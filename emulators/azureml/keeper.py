@@ -24,9 +24,9 @@ from isthmus.emulators.azureml.world import Demand, Job, World
 from isthmus.errors import IsthmusError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Options:
-    """How the service behaves. Times in seconds."""
+    """How the service behaves; may be changed while it serves. Times in seconds."""
 
     folder: Path
     images: Mapping[str, Image]

@@ -88,7 +88,7 @@ RULES: dict[str, Rule] = _rules(
         "compute-name",
         400,
         "BadArgument",
-        "a cluster's name: a letter, then letters, digits, dashes; 3 to 32 in all",
+        "a cluster's name: a letter, then letters, digits, dashes; 2 to 32 in all",
         CLUSTERS,
     ),
     Rule(

@@ -188,6 +188,7 @@ BROKEN_JOBS: list[tuple[str, dict[str, Any]]] = [
 ]
 BROKEN_CLUSTERS: list[tuple[str, str, dict[str, Any]]] = [
     ("compute-name", "1two", cluster()),
+    ("compute-name", "t", cluster()),
     ("compute-name", "a" * 33, cluster()),
     ("compute-type", "new", {"properties": {"computeType": "Kubernetes", "properties": {}}}),
     ("compute-sku-unknown", "new", cluster("Standard_ND1000_B900")),
