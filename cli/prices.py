@@ -60,8 +60,8 @@ def show(
     data: list[dict[str, Any]] = [asdict(row) for row in found]
     for row, dump in zip(found, data, strict=True):
         if not traffic:
-            dump["age_days"] = row.age_days()  # type: ignore[union-attr]
-    text = "\n".join(_rates(data) if traffic else _prices(found))  # type: ignore[arg-type]
+            dump["age_days"] = row.age_days()
+    text = "\n".join(_rates(data) if traffic else _prices(found))
     emit(data, as_json=as_json, text=text)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from isthmus.cost.integrity import CURRENCY, TIERS, as_date, price_problems, rate_problems
 from isthmus.cost.price_files import read_rows, row_price, row_rate
@@ -191,6 +191,6 @@ def _refused(path: Path, wrong: Sequence[str]) -> UsageError:
 
 
 def _over(rows: Iterable[Row], own: Iterable[Row]) -> list[Row]:
-    replaced = {row.key: row for row in own}
-    kept = [row for row in rows if row.key not in replaced]
+    replaced: dict[Any, Row] = {row.key: row for row in own}
+    kept: list[Row] = [row for row in rows if row.key not in replaced]
     return [*kept, *replaced.values()]
