@@ -284,7 +284,8 @@ class Worker:
         assert self._ranks is not None
         node = self.cluster.node_rank
         if event["type"] == "stop-requested":
-            if node == 0:  # its ranks tell the others'
+            # Node 0's ranks tell the others'. One with a `reason` is the ranks' own: the budget, of which they know.
+            if node == 0 and "reason" not in event:
                 print("isthmus: a stop was requested", file=sys.stderr, flush=True)
                 self._ranks.stop_requested = True
         elif int(event.get("node", 0)) != node:

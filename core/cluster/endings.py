@@ -13,8 +13,8 @@ from isthmus.core.outcome import EXIT_CODES, Verdict
 from isthmus.errors import IsthmusError, StorageError
 from isthmus.storage.rundir import RunDirectory
 
-_PATIENCE_S = 10.0
-"""For the node that knows why to say so."""
+_PATIENCE_S = 20.0
+"""For the node that knows why to say so: its torchrun may still be ending what is left of its ranks."""
 
 
 def better_word(
@@ -22,37 +22,45 @@ def better_word(
 ) -> Verdict:
     """Of a node whose ranks only lost those of another one: what that node says.
 
+    A node that says nothing is gone with its machine, which is no fault of the training: the run is to be resumed, as
+    after an eviction.
+
     Args:
         peer: a failure of another node that was heard of while the ranks ran.
     """
     if verdict.status != "failed" or not (verdict.echo or (peer is not None and verdict.at is None)):
         return verdict
-    deadline = time.monotonic() + (0.0 if peer is not None else _PATIENCE_S)
+    deadline = time.monotonic() + _PATIENCE_S
     while peer is None and time.monotonic() < deadline:
         with contextlib.suppress(IsthmusError):
             peer = _ending_of_another(run, attempt)
         if peer is None:
             time.sleep(0.5)
     if peer is None:
-        return verdict
+        cause = f"{verdict.cause}; no word from its node, whose machine may be gone"
+        return Verdict("preempted", EXIT_CODES["preempted"], cause, at=verdict.at, echo=True)
     status = peer["type"]
     code = int(peer.get("exit_code", EXIT_CODES[status]))
-    cause, rank, at = peer.get("cause"), peer.get("rank"), peer.get("at")
-    return Verdict(status, code, cause, rank, at, echo=True)
+    return Verdict(status, code, peer.get("cause"), peer.get("rank"), peer.get("at"), echo=True)
 
 
 def _ending_of_another(run: RunDirectory, attempt: Attempt) -> Mapping[str, Any] | None:
+    endings: tuple[str, ...] = tuple(EXIT_CODES)
     for event in reversed(run.events()):
         if event["type"] == "started":
             return None
-        if event["type"] in EXIT_CODES and event.get("attempt") == attempt.number and not event.get("echo"):
+        if event["type"] in endings and event.get("attempt") == attempt.number and not event.get("echo"):
             return event
     return None
 
 
 def record(run: RunDirectory, verdict: Verdict, attempt: Attempt, node: int) -> None:
-    """One event a run from node 0; and each other node tells what failed on it, while the attempt is the run's."""
-    if node != 0 and (verdict.status != "failed" or (verdict.echo and _known(run, attempt))):
+    """One event a run from node 0; and each other node tells what failed on it, while the attempt is the run's.
+
+    That node 0 is gone can only be told by the others.
+    """
+    ours = verdict.status == "failed" or (verdict.status == "preempted" and verdict.echo)
+    if node != 0 and (not ours or (verdict.echo and _known(run, attempt))):
         return
     fields: dict[str, Any] = {"attempt": attempt.number, "exit_code": verdict.exit_code}
     if verdict.cause:
@@ -76,7 +84,7 @@ def record(run: RunDirectory, verdict: Verdict, attempt: Attempt, node: int) -> 
 
 
 def _known(run: RunDirectory, attempt: Attempt) -> bool:
-    """Whether somebody has said more than that a peer was lost."""
+    """Whether a node has said more than that others are gone."""
     try:
         return _ending_of_another(run, attempt) is not None
     except IsthmusError:

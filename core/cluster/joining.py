@@ -99,8 +99,8 @@ def join(run: RunDirectory, *, job: str | None, wait: float, interrupted: thread
     deadline = time.monotonic() + wait
     while time.monotonic() < deadline:
         token = run.lease_token()
-        for event in reversed(run.events("started")) if token is not None else ():
-            if event.get("lease") == token and (job is None or event.get("job") == job):
+        for event in reversed(run.events("started")):
+            if token is not None and event.get("lease") == token and (job is None or event.get("job") == job):
                 return Attempt(int(event["attempt"]), token)
         if interrupted.wait(min(2.0, max(0.0, deadline - time.monotonic()))) or stop_came_first(run):
             return None

@@ -28,7 +28,7 @@ def meet(folder: Path, *, patience: float = PATIENCE_S) -> None:
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) <= 1:
         return
     # The ranks of several nodes import torch in any case.
-    from torch.distributed import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore("isthmus", TCPStore(address, port, is_master=False, wait_for_workers=False))

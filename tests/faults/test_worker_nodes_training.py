@@ -85,6 +85,23 @@ def test_kill_9_of_node_1s_rank_is_named_by_node_1(latents: dict[str, str], tmp_
         assert job.run.lease_token() is None
 
 
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_machine_that_is_gone_is_to_be_resumed(latents: dict[str, str], tmp_path: Path, dead: int) -> None:
+    """Slow: a launch of two processes, and the patience with a node that may still say why."""
+    recipe = write_recipe(tmp_path, two_nodes(latents["dit"], stages__0__steps=2000))
+    with nodes(tmp_path, recipe) as job:
+        job.run.event("submitted", backend="azure", job_id="job-01")
+        job.start(0)
+        job.start(1)
+        at_step(job, 3, 1)
+        job.processes[dead].kill()  # its torchrun and rank die with it
+        assert job.end(90) == {dead: -9, 1 - dead: 75}, job.logs()
+        status = settle("failed", job.events(), cause="exit code 1", job_id="job-01")
+        assert (status.state, status.exit_code) == ("preempted", 75)
+        assert "lost contact with another rank" in str(status.cause)
+        assert str(status.cause).endswith("no word from its node, whose machine may be gone")
+
+
 def test_a_stop_ends_both_nodes(latents: dict[str, str], tmp_path: Path) -> None:
     """Slow: a launch of two processes. Nobody sends a signal: node 0 looks, and the ranks agree."""
     recipe = write_recipe(tmp_path, two_nodes(latents["dit"], stages__0__steps=2000))
