@@ -64,7 +64,19 @@ def compare(
     if measure:
         from isthmus.cli.measuring import measure as measured
 
-        measured(recipe, overrides, names or ("local",), steps=steps, prices=prices, as_json=as_json)
+        _refuse_with_measure(
+            {
+                "--region": regions, "--tier": tiers, "--gpu": gpus, "--max-usd": max_usd, "--deadline": deadline,
+                "--with-data-move": with_data_move, "--data-in": data_in, "--dataset-gb": dataset_gb, "--html": html,
+                "--all": show_all,
+            }
+        )  # fmt: skip
+        names = names or tuple(
+            dict.fromkeys(o.backend for o in load_recipe(recipe, overrides).recipe.compute.offers)
+        )
+        measured(
+            recipe, overrides, names or ("local",), steps=steps, prices=prices, assume=chosen, as_json=as_json
+        )
         return
     if steps is not None:
         raise UsageError("has no effect without --measure", where="--steps")
@@ -101,6 +113,16 @@ def compare(
         as_json=as_json,
         text=lambda: comparison_text(found, None if show_all else SHOWN),
     )
+
+
+def _refuse_with_measure(options: dict[str, object]) -> None:
+    from isthmus.errors import UsageError
+
+    for name, value in options.items():
+        if value:
+            raise UsageError(
+                "has no effect with --measure", where=name, hint="compare once more, without --measure"
+            )
 
 
 def write(file: str, page: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from isthmus.cli import cost_recipe
+from isthmus.cli import cost_recipe, cost_run
 from isthmus.cli.output import emit
 
 DEFAULT = "recipe"
@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
         help="What a run will cost, has cost, and how fast a model trains.",
     )
     group.command("recipe")(cost_recipe.recipe)
+    group.command("run")(cost_run.run)
     group.command("throughput")(throughput)
     app.add_typer(group, name="cost")
 

@@ -20,7 +20,7 @@ class Line:
     """One row of the table."""
 
     group: str
-    """compute, start-up, validation, checkpoints, interruptions, idle, storage, transfer."""
+    """compute, start-up, validation, checkpoints, end, interruptions, idle, storage, transfer."""
     name: str
     quantity: float | None
     """None: not known."""
@@ -75,6 +75,8 @@ def _node_lines(recipe: Recipe, place: Place, found: Times) -> Iterator[Line]:
     if found.validation_h:
         yield line("validation", "loss and grids", found.validation_h)
     yield line("checkpoints", f"{found.checkpoints:,.0f} stalls", found.checkpoints_h)
+    if found.end_h:
+        yield line("end", "last checkpoint and validation", found.end_h)
     if found.interrupted_h:
         # Of what restarts take, waiting for nodes is as free as the first time.
         waits = found.allocation_h * found.interruptions if free else 0.0

@@ -46,13 +46,15 @@ class Measurement:
     gpu: str
     stages: tuple[StageSpeed, ...]
     start_s: float
-    """From the start of the attempt to its first step, compile included."""
+    """From the start of the attempt (on this machine: from its submission) to its first step, compile included."""
     checkpoint_stall_s: float | None
-    """Of one checkpoint; None where none was written."""
-    end_s: float
-    """From the last step to the end, the last checkpoint included."""
+    """Of one checkpoint: what its step took longer than others; None where none was written between steps."""
+    first_validation_s: float | None
+    """Of the first validation, which reads its samples; None where none was done."""
     validation_s: float | None
-    """Of one validation; None where none was done."""
+    """Of the ones after it."""
+    end_s: float
+    """From the last step to the end: the last checkpoint and validation included."""
     seconds: float
     """That the whole measurement ran."""
     time: float

@@ -32,6 +32,8 @@ class Times:
     pull_h: float
     start_h: float
     compile_h: float
+    end_h: float
+    """After the last step, where it was measured: the last checkpoint and validation, and the end of the processes."""
     interruptions: float
     """Expected number of them."""
     interrupted_h: float
@@ -52,8 +54,8 @@ class Times:
     @property
     def total_h(self) -> float:
         """From submission to the end."""
-        before = self.allocation_h + self.pull_h + self.start_h + self.compile_h
-        return before + self.work_h + self.checkpoints_h + self.interrupted_h
+        around = self.allocation_h + self.pull_h + self.start_h + self.compile_h + self.end_h
+        return around + self.work_h + self.checkpoints_h + self.interrupted_h
 
     @property
     def billed_h(self) -> float:
@@ -83,20 +85,25 @@ def times(
         stage.total_steps * stage.global_batch_size / speed / _HOUR
         for stage, speed in zip(recipe.stages, images_per_s, strict=True)
     )
-    validation = sum(
-        _validation_h(recipe, index, hours, speed, known, measured)
-        for index, (hours, speed) in enumerate(zip(stages, images_per_s, strict=True))
-    )
+    if measured is not None and measured.first_validation_s is not None:
+        validation = _measured_validation_h(recipe, sum(stages), measured)
+    else:
+        validation = sum(
+            _validation_h(recipe, index, hours, speed, known)
+            for index, (hours, speed) in enumerate(zip(stages, images_per_s, strict=True))
+        )
     work = sum(stages) + validation
     size = checkpoint_bytes(recipe, known)
     stall = _stall_h(recipe, place, size, assume, measured)
     every = recipe.checkpoint.every
     if every.steps is not None:
-        # The last one at the end is one of the multiples, or one more.
-        steps = sum(stage.total_steps for stage in recipe.stages)
-        count = float(-(-steps // every.steps))
+        # The one at the end is one of the multiples, or one more.
+        count = float(-(-_steps(recipe) // every.steps))
     else:
         count = max(1.0, sum(stages) * _HOUR / (every.seconds or 1.0))
+    if measured is not None:
+        # The last one is part of the end that was measured.
+        count = max(0.0, count - 1)
     allocation, pull = assume.allocation_s / _HOUR, assume.image_gb / assume.pull_gb_per_s / _HOUR
     start = (measured.start_s if measured else assume.start_s) / _HOUR
     once = assume.compile_s / _HOUR if recipe.parallel.compile else 0.0
@@ -107,7 +114,7 @@ def times(
         per_node_hour=rate,
         nodes=place.nodes,
         checkpoint_h=stall,
-        interval_h=work / count,
+        interval_h=work / max(1.0, count),
         restart_h=allocation + pull + start + (0.0 if measured else once) + loading,
     )
     whole = expected_hours(work, by)
@@ -122,6 +129,7 @@ def times(
         pull_h=pull,
         start_h=start,
         compile_h=compiling,
+        end_h=measured.end_s / _HOUR if measured else 0.0,
         interruptions=count_of,
         interrupted_h=max(0.0, whole - work - count * stall),
         idle_h=assume.idle_s / _HOUR,
@@ -163,13 +171,28 @@ def _stall_h(
     return (assume.stall_s + gigabytes / place.nodes / assume.store_gb_per_s) / _HOUR
 
 
+def _measured_validation_h(recipe: Recipe, hours: float, measured: Measurement) -> float:
+    """Of all validations but the last one, which is part of the end that was measured."""
+    every = recipe.validation.every
+    if every.steps is not None:
+        count = float(max(0, -(-_steps(recipe) // every.steps) - 1))
+    else:
+        count = hours * _HOUR / (every.seconds or 1.0)
+    first = measured.first_validation_s or 0.0
+    again = first if measured.validation_s is None else measured.validation_s
+    return (min(count, 1.0) * first + max(0.0, count - 1) * again) / _HOUR
+
+
+def _steps(recipe: Recipe) -> int:
+    return sum(stage.total_steps for stage in recipe.stages)
+
+
 def _validation_h(
     recipe: Recipe,
     index: int,
     hours: float,
     speed: float,
     known: Profile | None,
-    measured: Measurement | None,
 ) -> float:
     """Of all validations of a stage; all ranks share one."""
     validation, stage = recipe.validation, recipe.stages[index]
@@ -178,8 +201,6 @@ def _validation_h(
         return 0.0
     every = validation.every
     count = stage.total_steps / every.steps if every.steps else hours * _HOUR / (every.seconds or 1.0)
-    if measured is not None and measured.validation_s is not None:
-        return count * measured.validation_s / _HOUR
     bins = stage.validation.timestep_bins or validation.timestep_bins
     passes = validation.samples * bins if validation.loss_by_timestep else 0
     guided = 2 if validation.guidance_scale > 1 else 1
