@@ -177,6 +177,14 @@ def failed(environ: WSGIEnvironment, start_response: StartResponse, how: str | i
     code = S3_CODES.get(how, "InternalError") if isinstance(how, int) else how
     status = how if isinstance(how, int) else S3_STATUS.get(how, 400)
     text = f"<Error><Code>{code}</Code><Message>Emulated {code}.</Message></Error>"
+    if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
+        # The query protocol (STS, IAM); EC2 has a form of its own.
+        ec2 = "/ec2/" in environ.get("HTTP_AUTHORIZATION", "")
+        text = (
+            f"<Response><Errors>{text}</Errors></Response>"
+            if ec2
+            else f"<ErrorResponse>{text}</ErrorResponse>"
+        )
     return replied(
         start_response, text.encode(), "application/xml", f"{status} {STATUS.get(status, 'Error')}"
     )

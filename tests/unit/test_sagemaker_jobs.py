@@ -71,15 +71,24 @@ def script(place: Path) -> Say:
     return say
 
 
+@pytest.fixture(scope="module")
+def shared() -> SageMakerBackend:
+    """One for all tests: making a client takes longer than most of them."""
+    return SageMakerBackend()
+
+
 @pytest.fixture
 def backend(
-    cloud: SageMakerEmulator, no_credentials: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+    cloud: SageMakerEmulator,
+    shared: SageMakerBackend,
+    no_credentials: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> SageMakerBackend:
     """With the environment of a client of the emulator."""
     for name, value in cloud.environment().items():
         no_credentials.setenv(name, value)
     monkeypatch.setattr(logs, "IDLE", 0.1)
-    return SageMakerBackend()
+    return shared
 
 
 _runs = iter(range(1, 10_000))
@@ -151,6 +160,7 @@ def test_a_lost_answer_makes_no_second_job(
     cloud: SageMakerEmulator, backend: SageMakerBackend, script: Say, how: str | int, times: int
 ) -> None:
     job = job_of(cloud)
+    backend = SageMakerBackend()  # its clients go on slowly once they were throttled
     cloud.fail_next("CreateTrainingJob", how, times)
     handle = send(backend, job)
     assert names(cloud, backend.render(job)) == 1
@@ -380,7 +390,7 @@ def test_jobs_are_found_by_tag(cloud: SageMakerEmulator, backend: SageMakerBacke
     send(backend, first)
     send(backend, second)
     foreign = {**backend.render(first).request, "TrainingJobName": "somebody-elses", "Tags": []}
-    cloud.client("sagemaker", "us-east-1").create_training_job(**foreign)
+    Clients("us-east-1")("sagemaker").create_training_job(**foreign)
     settings = make_job().settings
     found = list(SageMakerBackend().jobs(settings))
     assert [one.handle.run_id for one in found[:2]] == [second.run_id, first.run_id]
@@ -411,7 +421,7 @@ def test_logs_of_many_hosts_come_in_order_and_survive_a_lost_network(
         nonlocal asked
         asked += 1
         if asked == 2:
-            cloud.fail_next("GetLogEvents", "drop-before", 20)
+            cloud.fail_next("GetLogEvents", "drop-before", 6)
         if asked == 4:
             client.put_log_events(
                 logGroupName=logs.GROUP,
@@ -428,7 +438,7 @@ def test_logs_of_many_hosts_come_in_order_and_survive_a_lost_network(
             ended.set()
         return ended.is_set()
 
-    tail = Tail(Clients("us-east-1")("logs", attempts=2), "many-01", look, idle=0.05)
+    tail = Tail(Clients("us-east-1")("logs", attempts=1), "many-01", look, idle=0.05)
     lines = list(tail.follow())
     texts = [line.text for line in lines]
     assert texts[:150] == [text for _, text in sorted(expected)]
