@@ -43,7 +43,8 @@ def listed(run: RunDirectory, tree: Tree, *, steps: list[int] | None = None) -> 
     for name, step in wanted.items():
         for file, facts in run.read_commit(step).get("files", {}).items():
             hashes[f"checkpoints/{name}/{file}"] = str(facts["sha256"])
-    first, last = [], []
+    first: list[Item] = []
+    last: list[Item] = []
     for name, size in tree.sizes().items():
         if name.startswith(_LEFT):
             continue

@@ -15,9 +15,9 @@ from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
     from isthmus.backends.prepare import Launch
-    from isthmus.backends.spec import Finding, LogLine
+    from isthmus.backends.spec import Finding, Handle, LogLine, Status
     from isthmus.backends.submission import By
-    from isthmus.backends.supervisor import Look
+    from isthmus.backends.supervisor import Look, Supervisor
 
 
 def run_launch(
@@ -83,12 +83,10 @@ def run_launch(
     _attend(launch, handle, facts, as_json=as_json, skip=before)
 
 
-def _attend(launch: Launch, handle: object, facts: dict[str, object], *, as_json: bool, skip: int) -> None:
+def _attend(launch: Launch, handle: Handle, facts: dict[str, object], *, as_json: bool, skip: int) -> None:
     """Stays with a job that ends with this process."""
     from isthmus.backends.launch import attend
-    from isthmus.backends.spec import Handle
 
-    assert isinstance(handle, Handle)
     screen = Screen(sys.stderr if as_json else sys.stdout)
     status = attend(launch.backend, handle, screen.write, screen.say, skip=skip)
     screen.clear()
@@ -123,7 +121,7 @@ def look_after(
     leave(look, facts, as_json=as_json)
 
 
-def _supervisor(run_uri: str, say: Callable[[str], None] = lambda text: None):  # type: ignore[no-untyped-def]
+def _supervisor(run_uri: str, say: Callable[[str], None] = lambda text: None) -> Supervisor:
     from isthmus.backends.supervisor import Supervisor
     from isthmus.cli.pricing import price_function
 
@@ -136,10 +134,7 @@ def leave(look: Look, facts: dict[str, object], *, as_json: bool) -> NoReturn:
     raise typer.Exit(0)
 
 
-def _ended(run_id: str, status: object, facts: dict[str, object], *, as_json: bool) -> None:
-    from isthmus.backends.spec import Status
-
-    assert isinstance(status, Status)
+def _ended(run_id: str, status: Status, facts: dict[str, object], *, as_json: bool) -> None:
     if status.ended:
         facts["exit_code"] = status.exit_code
     resumable = status.state in ("preempted", "failed")

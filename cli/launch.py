@@ -9,7 +9,10 @@ import typer
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from isthmus.backends.prepare import Launch
+    from isthmus.errors import UsageError
 
 _OVERRIDES = typer.Option(
     [], "--set", metavar="PATH=VALUE", help="Override a field, as in stages.0.steps=500. May be repeated."
@@ -85,13 +88,13 @@ def named(backend: str) -> list[str]:
     return [name for part in backend.split(",") if (name := part.strip())]
 
 
-def _usage(message: str, hint: str):  # type: ignore[no-untyped-def]
+def _usage(message: str, hint: str) -> UsageError:
     from isthmus.errors import UsageError
 
     return UsageError(message, hint=hint)
 
 
-def _show(make, count: int, format: str, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]
+def _show(make: Callable[[int], Launch], count: int, format: str, *, as_json: bool) -> None:
     """The request of a dry run."""
     from json import dumps, loads
 
@@ -105,8 +108,8 @@ def _show(make, count: int, format: str, *, as_json: bool) -> None:  # type: ign
     show_findings([*notes, *launch.findings])
     refuse_errors(launch)
     rendered = launch.rendered
-    if format == "json" or format == "yaml":
-        print(launch.backend.document(rendered, format).rstrip("\n"))
+    if format != "text":
+        print(launch.backend.document(rendered, "json" if format == "json" else "yaml").rstrip("\n"))
         return
     files = "".join(f"\n# {name}\n{text}" for name, text in rendered.files.items())
     request = dumps(dict(rendered.request), indent=2, sort_keys=True, ensure_ascii=False)

@@ -122,97 +122,117 @@ def launch_until_it_took(desk: Desk, run_id: str, *words: str) -> None:
         assert code == 0, out
 
 
-def acme(desk: Desk, moments: list[float]) -> int:
-    """Kills at those moments of launch, follow and supervise in turn; returns how many kills struck."""
-    struck = 0
-    for number, moment in enumerate(moments):
-        run_id = f"run{number}"
-        words = ("--backend", "acme")
-        kind = ("launch", "follow", "supervise")[number % 3]
-        if kind == "launch":
-            # A launch alone takes about a second: within it, not after it.
-            struck += desk.killed_after(
-                moment / 4, "launch", "tiny.yaml", "--run-id", run_id, "--yes", *words
-            )
-        elif kind == "follow":
-            command = ("launch", "tiny.yaml", "--run-id", run_id, "--yes", "--follow", *words)
-            struck += desk.killed_after(moment, *command)
-        else:
-            launch_until_it_took(desk, run_id, *words)
-            struck += desk.killed_after(moment, "supervise", run_id, "--interval", "0.2")
-        launch_until_it_took(desk, run_id, *words)
-        code, out = desk.isthmus("supervise", run_id, "--interval", "0.2")
-        assert code == 0, out
-        jobs = check(desk.run(run_id), attempts=2)
-        assert jobs == [f"{run_id}-1", f"{run_id}-2"]
-        folders = sorted(path.name for path in (desk.folder / "runs" / run_id / "acme").iterdir())
-        assert folders == jobs
-        for job in jobs:
-            text = (desk.folder / "runs" / run_id / "acme" / job / "log").read_text()
-            assert text.count("rank 0 attempt") == 1, text
-    return struck
+ACME = ("--backend", "acme", "--yes")
 
 
-def local(desk: Desk, moments: list[float]) -> int:
-    """The same on this machine, where a keeper restarts and only a launch can be killed."""
-    struck = 0
-    for number, moment in enumerate(moments):
-        run_id = f"run{number}"
-        words = ("--detach",) if number % 2 else ()
-        struck += desk.killed_after(moment, "launch", "tiny.yaml", "--run-id", run_id, *words)
-        deadline = time.monotonic() + SECONDS
-        code, out = -1, ""
-        while code != 0:
-            assert time.monotonic() < deadline, out
-            state = "gone"
-            if desk.run(run_id).exists():
-                state = json.loads(desk.isthmus("status", run_id, "--json")[1])["state"]
-            if state == "finished":
-                break
-            if state in ("running", "restarting"):
-                time.sleep(0.2)
-                continue
-            verb = ("resume", run_id) if state == "preempted" else ("launch", "tiny.yaml", "--run-id", run_id)
-            if state == "pending":
-                verb = ("supervise", run_id, "--interval", "0.2")
-            code, out = desk.isthmus(*verb)
-            assert code in (0, 2, 75), out  # 2: it began just now, 75: it was killed with its launcher
-        check(desk.run(run_id), attempts=None)
-        assert len(desk.run(run_id).events("finished")) == 1
-    return struck
+def acme(desk: Desk, kind: str, run_id: str, moment: float | None) -> tuple[bool, float]:
+    """A run whose launcher or supervisor is killed at that moment, and brought to its end by another.
+
+    Args:
+        kind: `launch`, `follow` or `supervise`: what is killed.
+        moment: seconds after its start; None: never.
+
+    Returns:
+        Whether the kill struck, and how long the process lived.
+    """
+    command = ["supervise", run_id, "--interval", "0.2"]
+    if kind == "supervise":
+        launch_until_it_took(desk, run_id, *ACME)
+    else:
+        follow = ["--follow"] if kind == "follow" else []
+        command = ["launch", "tiny.yaml", "--run-id", run_id, *ACME, *follow]
+    began = time.monotonic()
+    struck = desk.killed_after(SECONDS if moment is None else moment, *command)
+    lived = time.monotonic() - began
+    launch_until_it_took(desk, run_id, *ACME)
+    code, out = desk.isthmus("supervise", run_id, "--interval", "0.2")
+    assert code == 0, out
+    jobs = check(desk.run(run_id), attempts=2)
+    assert jobs == [f"{run_id}-1", f"{run_id}-2"]
+    folders = sorted(path.name for path in (desk.folder / "runs" / run_id / "acme").iterdir())
+    assert folders == jobs
+    for job in jobs:
+        text = (desk.folder / "runs" / run_id / "acme" / job / "log").read_text()
+        assert text.count("rank 0 attempt") == 1, text
+    return struck, lived
 
 
-def moments(seed: int, count: int, longest: float) -> list[float]:
-    """Random ones, spread over the whole time."""
+def local(desk: Desk, kind: str, run_id: str, moment: float | None) -> tuple[bool, float]:
+    """The same on this machine, where a keeper restarts: a launch in the foreground, or a detached one, is killed."""
+    words = ("--detach",) if kind == "detached" else ()
+    began = time.monotonic()
+    command = ("launch", "tiny.yaml", "--run-id", run_id, *words)
+    struck = desk.killed_after(SECONDS if moment is None else moment, *command)
+    lived = time.monotonic() - began
+    deadline = time.monotonic() + SECONDS
+    while True:
+        assert time.monotonic() < deadline
+        state = "gone"
+        if desk.run(run_id).exists():
+            state = json.loads(desk.isthmus("status", run_id, "--json")[1])["state"]
+        if state == "finished":
+            break
+        if state in ("running", "restarting"):
+            time.sleep(0.2)
+            continue
+        verb: tuple[str, ...] = ("launch", "tiny.yaml", "--run-id", run_id)
+        if state == "preempted":
+            verb = ("resume", run_id)
+        elif state == "pending":
+            verb = ("supervise", run_id, "--interval", "0.2")
+        code, out = desk.isthmus(*verb)
+        assert code in (0, 2, 75), out  # 2: it began just now; 75: it was ended with its launcher
+    check(desk.run(run_id), attempts=None)
+    assert len(desk.run(run_id).events("finished")) == 1
+    return struck, lived
+
+
+def kill(desk: Desk, one: Any, kinds: tuple[str, ...], kills: int, seed: int) -> None:
+    """So many kills that struck, each at a random moment of the life of what is killed."""
     chance = random.Random(seed)
-    return [longest * (index + chance.random()) / count for index in range(count)]
+    lives = {kind: one(desk, kind, f"whole-{kind}", None)[1] for kind in kinds}
+    struck = 0
+    for number in range(2 * kills):
+        if struck == kills:
+            return
+        kind = kinds[struck % len(kinds)]
+        struck += one(desk, kind, f"run{number}", chance.uniform(0.0, 0.95) * lives[kind])[0]
+    raise AssertionError(f"only {struck} kills came before the end")
 
 
 @pytest.mark.faults
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_third_party_s_jobs_survive_20_kills(desk: Desk) -> None:
-    """Slow: 20 runs of two real attempts each."""
-    chosen = moments(5, 20, 8.0)
-    random.Random(6).shuffle(chosen)
-    assert acme(desk, chosen) >= 12
+    """Long: more than 20 runs of two real attempts each."""
+    kill(desk, acme, ("launch", "follow", "supervise"), 20, seed=5)
+
+
+@pytest.mark.faults
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_local_jobs_survive_20_kills(desk: Desk) -> None:
+    """Long: more than 20 runs of up to four real attempts each."""
+    kill(desk, local, ("foreground", "detached"), 20, seed=7)
 
 
 @pytest.mark.faults
 @pytest.mark.slow
-def test_local_jobs_survive_20_kills(desk: Desk) -> None:
-    """Slow: 20 runs of up to four real attempts each."""
-    assert local(desk, moments(7, 20, 5.0)) >= 10
+@pytest.mark.timeout(600)
+def test_three_kills_leave_one_job_each(desk: Desk) -> None:
+    """Slow: six runs of two real attempts each."""
+    kill(desk, acme, ("launch", "follow", "supervise"), 3, seed=1)
 
 
 @pytest.mark.faults
 def test_a_kill_leaves_one_job(desk: Desk) -> None:
-    acme(desk, [2.5])
+    acme(desk, "follow", "one", 2.5)
 
 
 @pytest.mark.faults
 def test_two_supervisors_of_real_processes_bring_one_run_to_its_end(desk: Desk) -> None:
-    launch_until_it_took(desk, "one", "--backend", "acme")
-    words: tuple[Any, ...] = ("supervise", "one", "--interval", "0.2", "--no-log", "--json")
+    launch_until_it_took(desk, "one", *ACME)
+    words = ("supervise", "one", "--interval", "0.2", "--no-log", "--json")
     both = [desk.start(*words), desk.start(*words)]
     ended = [process.communicate(timeout=SECONDS) for process in both]
     assert [process.returncode for process in both] == [0, 0], ended
