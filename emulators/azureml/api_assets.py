@@ -119,8 +119,13 @@ class AssetsApi:
             raise refuse("not-found", f"Could not find {kind} {name}")
         latest = versions[-1] if versions else None
         following = str(int(latest) + 1) if latest and latest.isdigit() else "1"
-        body = {"id": self._id(kind, name), "name": name, "type": f"{TYPE}/workspaces/{kind}"}
-        body["properties"] = {"latestVersion": latest, "nextVersion": following, "isArchived": False}
+        properties = {"latestVersion": latest, "nextVersion": following, "isArchived": False}
+        body = {
+            "id": self._id(kind, name),
+            "name": name,
+            "type": f"{TYPE}/workspaces/{kind}",
+            "properties": properties,
+        }
         return Response(200, body)
 
     def _names(self, kind: str, assets: Assets, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 from isthmus.emulators.azureml.api_workspace import PROVIDER, TYPE, WORKSPACE, check_place
@@ -135,6 +136,7 @@ class ComputesApi:
         """The nodes that are up."""
         with self.world.changed:
             cluster = self._find(request)
+            states: builtins.list[tuple[str, str | None]]
             states = [("running", job) for job, count in cluster.busy.items() for _ in range(count)]
             states += [("idle", None)] * cluster.idle
             nodes = [

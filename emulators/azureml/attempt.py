@@ -22,7 +22,7 @@ from isthmus.emulators.azureml.container import (
 from isthmus.emulators.azureml.data import JobData
 from isthmus.emulators.azureml.identity import Identity, Tokens
 from isthmus.emulators.azureml.logs import Shipping
-from isthmus.emulators.azureml.nodes import Network, Node, Process, make_nodes
+from isthmus.emulators.azureml.nodes import Network, Node, Process, hosts_text, make_nodes
 from isthmus.emulators.azureml.places import asset, find_place, in_registry
 from isthmus.emulators.azureml.rules import RULES, refuse
 from isthmus.emulators.azureml.world import Job, World
@@ -101,9 +101,7 @@ class Attempt:
             job.name, job.nodes, self.folder, isolated=self.options.isolated, changed=self._notify
         )
         hosts_file = self.folder / "hosts"
-        hosts_file.write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{node.address} {node.name}\n" for node in self.nodes)
-        )
+        hosts_file.write_text(hosts_text(self.nodes))
         code = self._code()
         for node in self.nodes:
             work = node.folder / "wd"

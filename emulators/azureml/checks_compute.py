@@ -75,7 +75,8 @@ def _sku(size: Any, region: str, world: World) -> Sku:
 
 
 def _scale(scale: dict[str, Any], sku: Sku) -> tuple[int, int, float]:
-    least, most = scale.get("minNodeCount", 0) or 0, scale.get("maxNodeCount")
+    least: Any = scale.get("minNodeCount") or 0
+    most: Any = scale.get("maxNodeCount")
     whole = all(isinstance(value, int) and not isinstance(value, bool) for value in (least, most))
     if not whole or not 0 <= least <= most or most < 1:
         raise refuse("compute-scale", f"scaleSettings from {least!r} to {most!r} nodes are invalid")

@@ -66,6 +66,12 @@ def _settle_in(spec: dict[str, Any]) -> None:
     if os.getpid() == 1:
         socket.sethostname(spec["hostname"])
         subprocess.run(["mount", "--bind", spec["hosts_file"], "/etc/hosts"], check=True)
+        # No name server is reachable from here: say so at once, whatever this machine's own is.
+        resolver = Path(spec["hosts_file"]).with_name("resolv.conf")
+        resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        subprocess.run(
+            ["mount", "--bind", str(resolver), "/etc/resolv.conf"], check=False, capture_output=True
+        )
     else:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -221,6 +221,14 @@ class Network:
             self._process.wait()
 
 
+def hosts_text(nodes: Sequence[Node]) -> str:
+    """/etc/hosts of a job's nodes. IPv4 addresses in IPv6's form have names too, others: programs ask for a peer's name so."""
+    known = [("127.0.0.1", "localhost"), *((node.address, node.name) for node in nodes)]
+    return "".join(
+        f"{address} {name}\n::ffff:{address} {name}.internal.cloudapp.net\n" for address, name in known
+    )
+
+
 def make_nodes(
     job: str, count: int, folder: Path, *, isolated: bool, changed: Callable[[], None]
 ) -> tuple[list[Node], str, int]:
