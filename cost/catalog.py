@@ -193,4 +193,5 @@ def _refused(path: Path, wrong: Sequence[str]) -> UsageError:
 def _over(rows: Iterable[Row], own: Iterable[Row]) -> list[Row]:
     replaced: dict[Any, Row] = {row.key: row for row in own}
     kept: list[Row] = [row for row in rows if row.key not in replaced]
-    return [*kept, *replaced.values()]
+    kept.extend(replaced.values())
+    return kept
