@@ -163,7 +163,7 @@ class Worker:
                 # Not ours to write in any more: no event.
                 raise LeaseLost(self.lease_lost, where=self.run.uri)
             if self.cluster.nodes > 1:
-                verdict = better_word(self.run, verdict, attempt, self._peer)
+                verdict = better_word(self.run, verdict, attempt, self.cluster.node_rank, self._peer)
             if verdict.status == "failed" and verdict.cause:
                 _tell(self.cluster.failure_file, verdict.cause)
             record(self.run, verdict, attempt, self.cluster.node_rank)

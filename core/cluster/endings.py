@@ -8,17 +8,22 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.core.cluster.joining import Attempt
+from isthmus.core.cluster.joining import Attempt, type_of
 from isthmus.core.outcome import EXIT_CODES, Verdict
 from isthmus.errors import IsthmusError, StorageError
 from isthmus.storage.rundir import RunDirectory
 
+_ENDINGS = frozenset[str](EXIT_CODES)
 _PATIENCE_S = 20.0
 """For the node that knows why to say so: its torchrun may still be ending what is left of its ranks."""
 
 
 def better_word(
-    run: RunDirectory, verdict: Verdict, attempt: Attempt, peer: Mapping[str, Any] | None = None
+    run: RunDirectory,
+    verdict: Verdict,
+    attempt: Attempt,
+    node: int = 0,
+    peer: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Of a node whose ranks only lost those of another one: what that node says.
 
@@ -26,11 +31,13 @@ def better_word(
     after an eviction.
 
     Args:
+        node: this one's rank.
         peer: a failure of another node that was heard of while the ranks ran.
     """
     if verdict.status != "failed" or not (verdict.echo or (peer is not None and verdict.at is None)):
         return verdict
-    deadline = time.monotonic() + _PATIENCE_S
+    # One after the other, so that of many survivors one tells it.
+    deadline = time.monotonic() + _PATIENCE_S + 2.0 * min(node, 8)
     while peer is None and time.monotonic() < deadline:
         with contextlib.suppress(IsthmusError):
             peer = _ending_of_another(run, attempt)
@@ -44,12 +51,16 @@ def better_word(
     return Verdict(status, code, peer.get("cause"), peer.get("rank"), peer.get("at"), echo=True)
 
 
-def _ending_of_another(run: RunDirectory, attempt: Attempt) -> Mapping[str, Any] | None:
-    endings: tuple[str, ...] = tuple(EXIT_CODES)
-    for event in reversed(run.events()):
-        if event["type"] == "started":
+def _ending_of_another(
+    run: RunDirectory, attempt: Attempt, *, echoes: bool = False
+) -> Mapping[str, Any] | None:
+    """An ending of the attempt that a node has told; with `echoes` also one that only tells of others."""
+    for name in reversed(run.file_names("events")):
+        kind = type_of(name)
+        if kind == "started":
             return None
-        if event["type"] in endings and event.get("attempt") == attempt.number and not event.get("echo"):
+        event = run.read_event(name) if kind in _ENDINGS else None
+        if event is not None and event.get("attempt") == attempt.number and (echoes or not event.get("echo")):
             return event
     return None
 
@@ -84,8 +95,8 @@ def record(run: RunDirectory, verdict: Verdict, attempt: Attempt, node: int) -> 
 
 
 def _known(run: RunDirectory, attempt: Attempt) -> bool:
-    """Whether a node has said more than that others are gone."""
+    """Whether it has been told already, as far as this node knows."""
     try:
-        return _ending_of_another(run, attempt) is not None
+        return _ending_of_another(run, attempt, echoes=True) is not None
     except IsthmusError:
         return False

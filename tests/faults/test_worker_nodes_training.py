@@ -95,7 +95,7 @@ def test_a_machine_that_is_gone_is_to_be_resumed(latents: dict[str, str], tmp_pa
         job.start(1)
         at_step(job, 3, 1)
         job.processes[dead].kill()  # its torchrun and rank die with it
-        assert job.end(90) == {dead: -9, 1 - dead: 75}, job.logs()
+        assert job.end(100) == {dead: -9, 1 - dead: 75}, job.logs()
         status = settle("failed", job.events(), cause="exit code 1", job_id="job-01")
         assert (status.state, status.exit_code) == ("preempted", 75)
         assert "lost contact with another rank" in str(status.cause)
