@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup system quickstart test test-all test-long chaos check bench format clean
+.PHONY: setup system quickstart test test-all test-long chaos check bench docs format clean
 
 setup: $(STAMP)
 
@@ -78,10 +78,15 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/cli_start.py
+	$(BIN)/python benchmarks/dry_run.py
 	$(BIN)/python benchmarks/paced_reader.py
 	$(BIN)/python benchmarks/trainer_step.py
 	$(BIN)/python benchmarks/ema_cost.py
 	$(BIN)/python benchmarks/stream.py --quick --skip-peers
+
+# Pages that are made from the code; a test says when one is old.
+docs: setup
+	$(BIN)/python -m isthmus.backends.lint_page docs/lint.md
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from isthmus.backends.registry import get_backend
 from isthmus.backends.runs import Record, find, records
-from isthmus.backends.spec import Status
-from isthmus.backends.submission import refusal_of
+from isthmus.backends.spec import Attachable, LogLine, Status
+from isthmus.backends.submission import handle_of, refusal_of
 from isthmus.errors import IsthmusError, RunNotFound
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
@@ -41,6 +42,24 @@ def status_of(record: Record) -> Status:
         detail = f"its submission was begun and not confirmed; `isthmus supervise {record.id}` completes it"
         return Status(state="pending", detail=detail)
     return status
+
+
+def run_logs(record: Record, follow: bool) -> Iterator[LogLine]:
+    """What all attempts of a run printed, on all nodes, in the attempts' order; with `follow` on until the newest ends."""
+    backend, handle = get_backend(record.backend), record.to_handle()
+    if not isinstance(backend, Attachable):  # there one log holds all attempts
+        for submission in RunDirectory(record.run_uri).submissions().all():
+            earlier = handle_of(submission)
+            if earlier.native["job_id"] == handle.native.get("job_id") or refusal_of(submission):
+                continue
+            yield from get_backend(earlier.backend).logs(earlier, follow=False)
+    if handle.native.get("job_id"):
+        yield from backend.logs(handle, follow)
+
+
+def shown(line: LogLine) -> str:
+    """A line as people read it: those of other nodes than the first say which."""
+    return f"[{line.node}] {line.text}" if line.node else line.text
 
 
 def describe(record: Record) -> dict[str, Any]:

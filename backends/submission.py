@@ -16,6 +16,7 @@ from typing import Any, Literal
 from isthmus.backends.destinations import Destination
 from isthmus.backends.runs import Record, save
 from isthmus.backends.spec import Backend, Handle, Rendered
+from isthmus.core.recipe.secrets import redact
 from isthmus.errors import IsthmusError, PreflightRefused, StorageError, UsageError
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir.submissions import Submission
@@ -124,15 +125,17 @@ def withdraw(run: RunDirectory, submission: Submission, cause: str) -> None:
 
 
 def _refused(run: RunDirectory, submission: Submission, error: IsthmusError) -> None:
-    refused = {"cause": str(error), "exit_code": error.exit_code, "kind": type(error).__name__}
+    # A cloud's answer may quote a header or an address; what is put down shall hold no credential.
+    cause = redact(str(error))
+    refused = {"cause": cause, "exit_code": error.exit_code, "kind": type(error).__name__}
     job_id = rendered_of(submission).job_id
     if not run.submissions().answer(submission.number, {"refused": refused}):
         return
     if isinstance(error, PreflightRefused):
-        run.event("failed", cause=str(error), exit_code=error.exit_code, job=job_id)
+        run.event("failed", cause=cause, exit_code=error.exit_code, job=job_id)
     else:
         # As when another job of the run is running: its state is not this refusal's to tell.
-        run.event("note", text=f"{job_id} was refused: {error}")
+        run.event("note", text=f"{job_id} was refused: {cause}")
 
 
 def remember(run: RunDirectory, run_json: Mapping[str, Any], handle: Handle, *, must: bool) -> None:

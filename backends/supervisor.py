@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.backends import failover
+from isthmus.backends.destinations import known_destinations
 from isthmus.backends.following import status_of
 from isthmus.backends.launch import start
 from isthmus.backends.prepare import Launch, Price, preflight, prepare_resume, refuse_errors
@@ -66,7 +67,7 @@ class Supervisor:
         uri: the run directory.
         price: what an hour costs, for attempts that were submitted without it.
         say: gets a line for each thing it does.
-        pause_s: between attempts that never began: this, then twice that, ...
+        pause_s: after each round of the places without an attempt that began: this, then twice that, ...
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Supervisor:
         if action.kind == "done" or Capability.RESTARTS in backend.capabilities:
             # A backend that restarts by itself has given up for a reason of its own.
             return self._done(action.status or status, status, handle, action.why)
-        if (seconds := self._pause(submissions, events)) > 0:
+        if (seconds := self._pause(data, submissions, events)) > 0:
             return self._looked("waited", status, handle, f"the next attempt comes in {seconds:.0f} s")
         return self._again(submissions, status, action.why)
 
@@ -257,8 +258,13 @@ class Supervisor:
             price=None if usd is None else lambda hours: usd,
         )
 
-    def _pause(self, submissions: Sequence[Submission], events: Sequence[Mapping[str, Any]]) -> float:
-        """Seconds until the next attempt may be made: none after one that ran."""
+    def _pause(
+        self,
+        data: Mapping[str, Any],
+        submissions: Sequence[Submission],
+        events: Sequence[Mapping[str, Any]],
+    ) -> float:
+        """Seconds until the next attempt may be made: none after one that ran, or while a place was not asked yet."""
         began = {event.get("job") for event in events if event["type"] == "started"}
         submitted = ""
         for event in events:
@@ -271,9 +277,10 @@ class Supervisor:
             if one.data["rendered"]["job_id"] in began:
                 break
             idle += 1
-        if not idle:
+        rounds = idle // len(known_destinations(data, recipe_of(data)))
+        if not rounds:
             return 0.0
-        pause = min(self._pause_s * 2.0 ** (idle - 1), LONGEST_PAUSE_S)
+        pause = min(self._pause_s * 2.0 ** (rounds - 1), LONGEST_PAUSE_S)
         return float(submissions[-1].data["created"]) + pause - self._clock()
 
     def _looked(self, did: Did, status: Status, handle: Handle, why: str | None = None) -> Look:

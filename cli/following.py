@@ -158,7 +158,7 @@ class Screen:
         match = re.match(r"step (\d+)/(\d+)  ", line.text) if self._terminal else None
         self.clear()
         if match is None:
-            print(line.text, file=self._out, flush=True)
+            print(f"[{line.node}] {line.text}" if line.node else line.text, file=self._out, flush=True)
             return
         step, total = int(match[1]), max(1, int(match[2]))
         filled = 20 * min(step, total) // total

@@ -26,14 +26,17 @@ def emit(data: object, *, as_json: bool, text: Callable[[], str] | str) -> None:
 
 
 def fail(error: IsthmusError) -> NoReturn:
-    """Print an error as ``error: ...`` with its ``hint: ...`` and exit with its code. Never a traceback."""
+    """Print an error as ``error: ...`` with its ``hint: ...`` and exit with its code. Never a traceback, never a credential."""
+    from isthmus.core.recipe.secrets import redact
+
     sys.stdout.flush()
     if isinstance(error, RecipeError):
         # The places make each line clickable in an editor's terminal.
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            print(redact(f"error: {problem}"), file=sys.stderr)
     else:
-        print(f"error: {f'{error.where}: ' if error.where else ''}{error.message}", file=sys.stderr)
+        where = f"{error.where}: " if error.where else ""
+        print(redact(f"error: {where}{error.message}"), file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print(redact(f"hint: {error.hint}"), file=sys.stderr)
     sys.exit(error.exit_code)

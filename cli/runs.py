@@ -127,15 +127,13 @@ def logs(
     """
     from json import dumps
 
-    from isthmus.backends.registry import get_backend
+    from isthmus.backends.following import run_logs, shown
     from isthmus.backends.runs import find_current
 
-    record = find_current(run)
-    lines = get_backend(record.backend).logs(record.to_handle(), follow)
     try:
-        for line in lines:
+        for line in run_logs(find_current(run), follow):
             row = {"node": line.node, "time": line.time, "text": line.text}
-            print(dumps(row, ensure_ascii=False) if as_json else line.text, flush=True)
+            print(dumps(row, ensure_ascii=False) if as_json else shown(line), flush=True)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None  # of the following, not of the run
 

@@ -45,7 +45,6 @@ def supervise(
         record.run_uri,
         price=price_function(),
         say=lambda text: print(text, file=sys.stderr, flush=True),
-        pause_s=interval,
     ).look()
     why = f" ({look.why})" if look.why else ""
     emit(look.to_json(), as_json=as_json, text=f"{record.id} {look.status.state}: {look.did}{why}")

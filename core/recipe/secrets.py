@@ -59,7 +59,10 @@ def find_secrets(data: Any) -> list[Problem]:
 def redact(line: str) -> str:
     """A message without anything that looks like a credential: it may quote a tag, a key or a path."""
     for _, pattern in _VALUES:
-        line = pattern.sub(lambda found: f"{found[0][:3]}...", line) if pattern.search(line) else line
+        if pattern.search(line):
+            # A form may only name the secret, as `sig=` does; what follows goes with it.
+            whole = re.compile(rf"(?:{pattern.pattern})[^\s&;,\"']*", pattern.flags)
+            line = whole.sub(lambda found: f"{found[0][:3]}...", line)
     return line
 
 

@@ -81,7 +81,7 @@ def test_from_a_plan_to_the_end(laptop: Laptop, paper: Paper, tmp_path: Path) ->
     assert (code, out) == (0, "one pending: waited\n")
     paper.set("one-01", "preempted", "spot interruption")
     assert laptop.isthmus("supervise", "one", "--once")[1] == "one pending: submitted (spot interruption)\n"
-    assert laptop.isthmus("logs", "one")[1] == "log of one-02\n"
+    assert laptop.isthmus("logs", "one")[1] == "log of one-01\nlog of one-02\n"
     assert laptop.json("stop", "one")["state"] == "stopped"
     assert laptop.isthmus("supervise", "one", "--once")[0] == 4
     resumed = laptop.json("resume", "one", "--backend", "papyrus")
@@ -103,7 +103,7 @@ def test_a_second_laptop_sees_it_and_ends_it(laptop: Laptop, paper: Paper, tmp_p
     paper.set("one-01", "preempted", "spot interruption")
     assert other.json("supervise", "one", "--once")["job"] == "one-02"
     # The first laptop's record is of the first job; the run directory knows better.
-    assert laptop.isthmus("logs", "one")[1] == "log of one-02\n"
+    assert laptop.isthmus("logs", "one")[1] == "log of one-01\nlog of one-02\n"
     paper.set("one-02", "finished")
     assert laptop.json("status", "one")["state"] == "finished"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +273,19 @@ def test_attempts_that_never_begin_are_spaced(begin: Begin, paper: Paper, tmp_pa
     assert paper.jobs() == ["one-01"]
 
 
+def test_another_place_is_asked_at_once_and_after_a_round_there_is_a_pause(
+    begin: Begin, paper: Paper, tmp_path: Path
+) -> None:
+    launch = begin(compute={"offers": OFFERS})
+    start(launch, tmp_path)
+    paper.set("one-01", "preempted", "CapacityError", begin=False)
+    assert look(launch, pause_s=100.0).handle.native["region"] == "south"
+    paper.set("one-02", "preempted", "CapacityError", begin=False)
+    assert look(launch, pause_s=100.0).did == "waited"
+    later = look(launch, pause_s=100.0, clock=lambda: time.time() + 101)
+    assert later.handle.native["region"] == "north"
+
+
 def test_it_says_before_leaving_that_another_cloud_cannot_reach_the_run(
     begin: Begin,
     paper: Paper,
@@ -354,6 +368,21 @@ def test_money_is_counted_at_each_attempt_s_own_price(begin: Begin, tmp_path: Pa
     ]
     assert usd_spent(run.submissions().all(), events, 7200.0 + 7200.0) == pytest.approx(16.0)
     assert put_down(run, 2, launch.rendered, by="launch") is None
+
+
+def test_what_a_cloud_says_is_put_down_without_its_secrets(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, rendered: object) -> None:
+        raise PreflightRefused("quota; see https://x.blob.core.windows.net/c?sv=1&sig=Zq7secretZq7%3D")
+
+    monkeypatch.setattr("paper.PaperBackend.submit", refuse)
+    launch = begin()
+    with pytest.raises(PreflightRefused):
+        start(launch, tmp_path)
+    assert "quota" in str(status_of(record_of(run_of(launch))).cause)
+    texts = [path.read_text() for path in (tmp_path / "runs").rglob("*.json")]
+    assert not any("sig=Zq7" in text for text in texts)
 
 
 def test_nothing_secret_is_put_down(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
