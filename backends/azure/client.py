@@ -243,12 +243,14 @@ def created(job: Any) -> float | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the SDK's warnings of experimental classes and its log lines: what it has to say comes as an error."""
-    logger = logging.getLogger("azure")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("azure", "azure.ai.ml", "azure.identity", "msal")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -17,7 +17,7 @@ NAME = "isthmus"
 """Of the environments that isthmus registers; their versions are hashes."""
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 _VERSIONED = re.compile(
-    r"(?:azureml:)?(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]{0,254}):(?P<version>[A-Za-z0-9_.-]+)"
+    r"(?:azureml:)?(?P<name>(?!azureml:)[A-Za-z0-9][A-Za-z0-9_.-]{0,254}):(?P<version>[A-Za-z0-9_.-]+)"
 )
 _REGISTRY = re.compile(
     r"azureml://registries/[A-Za-z0-9-]+/environments/[A-Za-z0-9_.-]+/versions/[A-Za-z0-9_.-]+"
