@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.cluster import failure_file, find_cluster
+from isthmus.core.cluster import endings, failure_file, find_cluster
 from isthmus.core.cluster import hosts as names
 from isthmus.core.cluster.joining import announce, join, stop_came_first, type_of
 from isthmus.core.cluster.watching import EventWatch
+from isthmus.core.outcome import Verdict
 from isthmus.core.recipe import Recipe, load_recipe
 from isthmus.core.recipe.mounted import parse_places, with_places
 from isthmus.errors import IsthmusError, TrainingFailed, UsageError
@@ -217,3 +218,34 @@ def test_events_are_told_until_taken_and_a_store_that_is_away_is_no_end(
         while len(heard) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert "failed" in heard[3:]
+
+
+def test_a_node_that_lost_others_takes_over_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings, "_PATIENCE_S", 0.0)
+    run = RunDirectory(tmp_path / "run")
+    with run.lease(60, "one") as lease:
+        attempt = announce(run, lease, job="job-01", nodes=2, world_size=2)
+        lost = Verdict("failed", 1, "rank 0 lost contact with another rank", 0, 10.0, echo=True)
+        silent = endings.better_word(run, lost, attempt)
+        assert (silent.status, silent.exit_code, silent.echo) == ("preempted", 75, True)
+        assert str(silent.cause).endswith("no word from its node, whose machine may be gone")
+        endings.record(run, silent, attempt, node=2)
+        assert run.events()[-1]["node"] == 2, "node 0 may be what is gone"
+        endings.record(run, silent, attempt, node=3)
+        assert len(run.events("preempted")) == 1, "once is enough"
+
+        monkeypatch.setattr(endings, "_PATIENCE_S", 5.0)
+        full = Verdict("failed", 1, "shard 3: the disk is full", 1, 9.5)
+        endings.record(run, full, attempt, node=1)
+        heard = endings.better_word(run, lost, attempt)
+        assert (heard.status, heard.cause, heard.rank, heard.at) == ("failed", full.cause, 1, 9.5)
+        assert endings.better_word(run, full, attempt) == full, "who knows why needs nobody"
+        # Ranks that had to be ended, because those of another node had failed.
+        unknown = Verdict("failed", 1, "no word from 1 of 1 ranks; the log may say why")
+        told = endings.better_word(run, unknown, attempt, peer=run.events("failed")[0])
+        assert told.cause == full.cause
+    with run.lease(60, "two"):
+        endings.record(run, full, attempt, node=1)
+        assert len(run.events("failed")) == 1, "another attempt's run by now"
