@@ -13,8 +13,8 @@ that are written to the store every second.
 
 from __future__ import annotations
 
-from isthmus.emulators.azureml.container import Image
 from isthmus.emulators.azureml.emulator import AzureMLEmulator
 from isthmus.emulators.azureml.nodes import Host
+from isthmus.emulators.image import Image
 
 __all__ = ["AzureMLEmulator", "Host", "Image"]

@@ -1,4 +1,9 @@
-"""`python -m isthmus.emulators.azureml --port P --folder F`: serves until it is interrupted."""
+"""`python -m isthmus.emulators.azureml --port P --folder F`: serves until it is interrupted.
+
+Prints one JSON line when ready: `environment` (for clients), `address`, `privileges`, `note`.
+POST to `<address>/emulator/<verb>` does what the class can: state and evict {job}, kill-node {job, node},
+fail-next {operation, how, times}, quota and capacity {name, value}, expire-tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.emulators.azureml import AzureMLEmulator, Image
+from isthmus.emulators.azureml import AzureMLEmulator
 from isthmus.emulators.azureml.rules import as_json
+from isthmus.emulators.image import Image
 from isthmus.errors import IsthmusError
 
 
@@ -53,11 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_delay=options.start_delay,
             on_preemption=options.on_preemption,
         ) as cloud:
-            ready = {
-                "environment": cloud.environment(),
-                "address": cloud.address,
-                "privileges": cloud.privileges,
-            }
+            ready = {"environment": cloud.environment(), "address": cloud.address}
+            ready |= {"privileges": cloud.privileges, "note": cloud.note}
             print(json.dumps(ready), flush=True)
             ended.wait()
     except IsthmusError as error:

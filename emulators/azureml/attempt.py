@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from isthmus.emulators.azureml.blobs import ARTIFACTS, Blobs, Place
 from isthmus.emulators.azureml.checks_resources import limits_of
 from isthmus.emulators.azureml.container import (
-    Image,
     Ports,
     environment,
     expand,
+    install,
     log_name,
     processes_per_node,
 )
@@ -26,6 +27,7 @@ from isthmus.emulators.azureml.nodes import Network, Node, Process, hosts_text, 
 from isthmus.emulators.azureml.places import asset, find_place, in_registry
 from isthmus.emulators.azureml.rules import RULES, refuse
 from isthmus.emulators.azureml.world import Job, World
+from isthmus.emulators.image import Image, find_image
 
 if TYPE_CHECKING:
     from isthmus.emulators.azureml.keeper import Options
@@ -96,7 +98,7 @@ class Attempt:
         image = self._image()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._secret = self._identity()
-        path = image.install(self.folder / "bin")
+        variables = install(image, self.folder / "bin")
         self.nodes, address, port = make_nodes(
             job.name, job.nodes, self.folder, isolated=self.options.isolated, changed=self._notify
         )
@@ -110,7 +112,7 @@ class Attempt:
                 (work / name).mkdir(exist_ok=True)
             ports = Ports(inputs=self.data.inputs(node.folder), outputs=self.data.output_paths(node.folder))
             node.boot(
-                [self._process(node, i, image, path, ports, (address, port)) for i in range(self._each)],
+                [self._process(node, i, variables, ports, (address, port)) for i in range(self._each)],
                 hosts_file,
             )
         self._network = Network(self.nodes, self.options.ports, self.folder / "network.log")
@@ -133,7 +135,7 @@ class Attempt:
             version = versions[-1] if found[1] == "@latest" else str(found[1])
             properties = self.world.environments[found[0], version]["properties"]
             name = properties.get("image") or str((properties.get("build") or {}).get("contextUri"))
-        image = self.options.images.get(name) or self.options.images.get("*")
+        image = find_image(self.options.images, name)
         if image is None:
             raise refuse("image", f"Failed to pull Docker image {name}: not found")
         return image
@@ -169,7 +171,7 @@ class Attempt:
         return self.tokens.register(who)
 
     def _process(
-        self, node: Node, local: int, image: Image, path: str, ports: Ports, master: tuple[str, int]
+        self, node: Node, local: int, image: Mapping[str, str], ports: Ports, master: tuple[str, int]
     ) -> Process:
         rank = node.index * self._each + local
         home, temporary = node.folder / "home", self.scratch / str(node.index)
@@ -180,11 +182,9 @@ class Attempt:
             self.world, self.job, node=node.index, local_rank=local, master=master, hosts=hosts, ports=ports
         )
         variables = {
-            **image.env,
-            "PATH": path,
+            **image,
             "HOME": str(home),
             "TMPDIR": str(temporary),
-            "LANG": "C.UTF-8",
             **(self.job.properties.get("environmentVariables") or {}),
             **service,
             "MSI_ENDPOINT": f"{self.options.address}/msi/token",

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isthmus.emulators.azureml.checks_job import REFERENCE
 from isthmus.emulators.azureml.world import Job, World
+from isthmus.emulators.image import Image
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Image:
-    """What stands for a container image: this machine's files, with a Python that `python` and `python3` mean.
-
-    `env` are the image's own variables; a PATH in them is looked through after that Python's.
-    """
-
-    python: str = sys.executable
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def install(self, folder: Path) -> str:
-        """Writes the commands into a folder; returns the container's PATH."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("python", "python3"):
-            script = folder / name
-            # Not a link: a virtual environment is found from the path that is called.
-            script.write_text(f'#!/bin/sh\nexec {shlex.quote(self.python)} "$@"\n')
-            script.chmod(0o755)
-        return f"{folder}:{Path(self.python).parent}:{self.env.get('PATH', SYSTEM_PATH)}"
+def install(image: Image, folder: Path) -> dict[str, str]:
+    """The image's own variables, with a PATH on which `python` and `python3` are the image's; both are written into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("python", "python3"):
+        script = folder / name
+        # Not a link: a virtual environment is found from the path that is called.
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(image.python)} "$@"\n')
+        script.chmod(0o755)
+    variables = image.environment()
+    return {**variables, "PATH": f"{folder}:{variables['PATH']}"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,8 @@ class Mount:
 
     def __init__(self, blobs: Blobs, place: Place, folder: Path, log: Path) -> None:
         self.folder = folder
-        if not shutil.which("rclone") or not _unmounter() or not Path("/dev/fuse").exists():
-            raise StorageError("mounts need rclone, fuse3 and /dev/fuse")
+        if why := mounts_lack():
+            raise StorageError(why)
         folder.mkdir(parents=True, exist_ok=True)
         remote = f":azureblob:{place.container}/{place.path}"
         command = [
@@ -68,6 +68,13 @@ class Mount:
             subprocess.run(
                 [_unmounter() or "umount", "-u", "-z", str(self.folder)], capture_output=True, check=False
             )
+
+
+def mounts_lack() -> str | None:
+    """What mounts need and this machine has not, or None."""
+    if not shutil.which("rclone") or not _unmounter() or not Path("/dev/fuse").exists():
+        return "mounts need rclone, fuse3 and /dev/fuse"
+    return None
 
 
 def _unmounter() -> str | None:

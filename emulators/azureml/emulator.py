@@ -14,14 +14,16 @@ from isthmus.emulators.azureml.api_jobs import JobsApi
 from isthmus.emulators.azureml.api_workspace import WorkspaceApi
 from isthmus.emulators.azureml.blobs import ARTIFACTS, Blobs, Place
 from isthmus.emulators.azureml.checks_compute import cluster_of
-from isthmus.emulators.azureml.container import Image
+from isthmus.emulators.azureml.data import mounts_lack
 from isthmus.emulators.azureml.faults import Drop, Faults
 from isthmus.emulators.azureml.identity import Identity, Tokens
 from isthmus.emulators.azureml.keeper import Keepers, Options
 from isthmus.emulators.azureml.nodes import Host, Privileges, choose
+from isthmus.emulators.azureml.rules import refuse
 from isthmus.emulators.azureml.tls import make_certificate, server_context
-from isthmus.emulators.azureml.web import Seen, Server
+from isthmus.emulators.azureml.web import Request, Response, Seen, Server, route
 from isthmus.emulators.azureml.world import Job, Numbers, World
+from isthmus.emulators.image import Image
 from isthmus.errors import UsageError
 
 SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
@@ -29,7 +31,7 @@ DATASTORES = ("workspaceblobstore", "workspaceartifactstore")
 
 
 class AzureMLEmulator:
-    """An Azure ML workspace on this machine, with its storage account, from construction to `stop`.
+    """An Azure ML workspace on this machine, with its storage account, from construction to `close`.
 
     Args:
         folder: for its storage and its jobs; created where it is not there.
@@ -110,8 +112,10 @@ class AzureMLEmulator:
                 *WorkspaceApi(self.world, self.tokens).routes(),
                 *ComputesApi(self.world).routes(),
                 *AssetsApi(self.world, self.blobs).routes(),
-                *JobsApi(self.world, self.blobs, self.keepers, page=page).routes(),
+                *(jobs := JobsApi(self.world, self.blobs, self.keepers, page=page)).routes(),
+                route("emulator", "POST", "/emulator/{verb}", self._control, open=True),
             ]
+            self._jobs_api = jobs
             self._server, self._secrets = server, secrets
             self._client_secret = self.tokens.register(Identity("the-client", any_client_id=True))
             self._stack = stack.pop_all()
@@ -120,9 +124,9 @@ class AzureMLEmulator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.close()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Kills the jobs, ends the servers and Azurite, unmounts. What is stored stays in the folder."""
         self._stack.close()
 
@@ -134,6 +138,16 @@ class AzureMLEmulator:
 
     def _token_routes(self) -> list[Any]:
         return [r for r in WorkspaceApi(self.world, self.tokens).routes() if r.operation == "token.get"]
+
+    @property
+    def note(self) -> str:
+        """What is less like the service than it could be, for lack of privileges or programs; empty: nothing."""
+        lacks = []
+        if self.privileges == "processes":
+            lacks.append("nodes are plain processes with loopback addresses (namespaces need root)")
+        if why := mounts_lack():
+            lacks.append(f"mounts are read-only copies ({why})")
+        return "; ".join(lacks)
 
     # -- for clients
 
@@ -209,10 +223,10 @@ class AzureMLEmulator:
         """What the HTTPS server was asked."""
         return self._server.seen
 
-    def jobs(self) -> list[str]:
-        """Names of all jobs, in the order of submission."""
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs as the service shows them, in the order of submission."""
         with self.world.changed:
-            return list(self.world.jobs)
+            return [self._jobs_api.describe(job) for job in self.world.jobs.values()]
 
     def job(self, name: str) -> Job:
         """All that the service knows of a job.
@@ -222,9 +236,8 @@ class AzureMLEmulator:
         """
         found = self.world.jobs.get(name)
         if found is None:
-            raise UsageError(
-                "there is no such job", where=name, hint=f"known: {', '.join(self.jobs()) or 'none'}"
-            )
+            known = ", ".join(self.world.jobs) or "none"
+            raise UsageError("there is no such job", where=name, hint=f"known: {known}")
         return found
 
     def state(self, job: str) -> str:
@@ -260,11 +273,24 @@ class AzureMLEmulator:
         return data.decode(errors="replace")
 
     def evict(self, job: str, node: int | None = None) -> None:
-        """Takes a running job's nodes (or one) back: SIGTERM, the grace, SIGKILL, then what `on_preemption` says."""
+        """Takes a running job's nodes (or one) back: SIGTERM, the grace, SIGKILL, then what `on_preemption` says.
+
+        Raises:
+            UsageError: its nodes are dedicated, or it does not run.
+        """
+        if not self.job(job).low_priority:
+            hint = "kill_node is what happens to dedicated ones"
+            raise UsageError(
+                "its nodes are dedicated: the service does not take them back", where=job, hint=hint
+            )
         self._demand(job, "evict", node)
 
     def kill_node(self, job: str, node: int) -> None:
-        """A machine that dies: SIGKILL of everything on it, at once."""
+        """A machine that dies: SIGKILL of everything on it, at once.
+
+        Raises:
+            UsageError: the job does not run, or has no such node.
+        """
         self._demand(job, "kill", node)
 
     def _demand(self, job: str, what: Literal["evict", "kill"], node: int | None) -> None:
@@ -281,6 +307,27 @@ class AzureMLEmulator:
     ) -> None:
         """The next requests of an operation fail; see `Faults.add`. Names: the `operation` of what `requests` lists."""
         self.faults.add(operation, kind, times, retry_after=retry_after)
+
+    def _control(self, request: Request) -> Response:
+        """POST /emulator/<verb>: the same for another process."""
+        verb, given = request.names["verb"], request.body or {}
+        try:
+            if verb == "evict":
+                self.evict(given["job"])
+            elif verb == "kill-node":
+                self.kill_node(given["job"], int(given["node"]))
+            elif verb == "fail-next":
+                self.fail_next(given["operation"], given["how"], int(given.get("times", 1)))
+            elif verb in ("quota", "capacity"):
+                numbers = self.quota if verb == "quota" else self.capacity
+                numbers[given["name"]] = int(given["value"])
+            elif verb == "expire-tokens":
+                self.expire_tokens()
+            elif verb != "state":
+                raise UsageError("there is no such verb", where=verb)
+            return Response(200, {"state": self.state(given["job"])} if "job" in given else {})
+        except (UsageError, KeyError) as error:
+            raise refuse("body", str(error)) from None
 
     def expire_tokens(self) -> None:
         """All tokens given out so far are refused with 401 from now on."""

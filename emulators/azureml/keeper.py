@@ -15,12 +15,12 @@ from typing import Literal
 from isthmus.emulators.azureml.allocation import allocate, release
 from isthmus.emulators.azureml.attempt import PREEMPTED, Attempt, End
 from isthmus.emulators.azureml.blobs import Blobs
-from isthmus.emulators.azureml.container import Image
 from isthmus.emulators.azureml.identity import Tokens
 from isthmus.emulators.azureml.logs import Shipping
 from isthmus.emulators.azureml.nodes import Host
 from isthmus.emulators.azureml.rules import Refused
 from isthmus.emulators.azureml.world import Demand, Job, World
+from isthmus.emulators.image import Image
 from isthmus.errors import IsthmusError
 
 

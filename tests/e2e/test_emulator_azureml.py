@@ -348,7 +348,8 @@ def test_refusals_quota_and_throttling_as_the_client_tells_them(cloud: AzureMLEm
     submit(ml, "throttled", "true")
     cloud.fail_next("jobs.put", "drop-after")
     submit(ml, "dropped", "true")
-    assert [cloud.jobs().count(job) for job in ("throttled", "dropped")] == [1, 1]
+    names = [found["name"] for found in cloud.jobs()]
+    assert [names.count(job) for job in ("throttled", "dropped")] == [1, 1]
     assert [
         seen.status for seen in cloud.requests if seen.path.endswith("/dropped") and seen.method == "PUT"
     ] == [None, 200]

@@ -223,7 +223,7 @@ def refused(answer: tuple[int, Any]) -> str:
 def test_a_job_is_refused_by_its_rule(api: Api, rule: str, body: dict[str, Any]) -> None:
     new = name()
     assert refused(api("PUT", f"/jobs/{new}", body)) == rule
-    assert new not in api.cloud.jobs()
+    assert new not in api.cloud.world.jobs
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_name_is_used_once_but_tags_may_change(api: Api) -> None:
     assert refused(api("PUT", f"/jobs/{new}", job(command="python other.py"))) == "job-exists"
     changed = api("PUT", f"/jobs/{new}", job(tags={"isthmus-run": "other"}))[1]
     assert changed["properties"]["tags"] == {"isthmus-run": "other"}
-    assert api.cloud.jobs().count(new) == 1
+    assert [found["name"] for found in api.cloud.jobs()].count(new) == 1
 
 
 def test_requests_without_version_token_or_with_anothers_place(api: Api) -> None:
@@ -354,15 +354,15 @@ def test_throttled_unavailable_and_broken_connections(api: Api) -> None:
     cloud.fail_next("jobs.put", 429, retry_after=7)
     new = name()
     assert api("PUT", f"/jobs/{new}", job())[0] == 429
-    assert new not in cloud.jobs()
+    assert new not in cloud.world.jobs
     cloud.fail_next("jobs.put", "drop-before")
     with pytest.raises(OSError):
         api("PUT", f"/jobs/{new}", job())
-    assert new not in cloud.jobs()
+    assert new not in cloud.world.jobs
     cloud.fail_next("jobs.put", "drop-after")
     with pytest.raises(OSError):
         api("PUT", f"/jobs/{new}", job())
-    assert new in cloud.jobs()
+    assert new in cloud.world.jobs
     cloud.fail_next("jobs.*", 503, times=2)
     assert [api("GET", "/jobs")[0] for _ in range(3)] == [503, 503, 200]
 
@@ -402,3 +402,15 @@ def test_names_of_families_among_the_usages() -> None:
 def test_a_folder_with_a_blank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsthmusError, match="blank"):
         AzureMLEmulator(tmp_path / "a b")
+
+
+def test_another_process_asks_by_http(api: Api) -> None:
+    new = name()
+    assert api("PUT", f"/jobs/{new}", job())[0] == 201
+
+    whole = api.cloud.address + "/emulator/state"
+    data = json.dumps({"job": new}).encode()
+    with urllib.request.urlopen(
+        urllib.request.Request(whole, data, method="POST"), context=api.context
+    ) as answer:
+        assert json.load(answer) == {"state": "Queued"}
