@@ -21,6 +21,7 @@ import isthmus
 from isthmus.backends import payload, wheel
 from isthmus.backends.spec import Rendered
 from isthmus.errors import UsageError
+from isthmus.storage.filesystems import filesystem
 from isthmus.storage.rundir import RunDirectory
 
 ROOT = Path(isthmus.__file__).parents[1]
@@ -139,6 +140,31 @@ def test_put_writes_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (folder / "files.json").write_text("{broken")
     payload.put(other)
     assert len(json.loads((folder / "files.json").read_text())) == 4
+
+
+@pytest.mark.parametrize("store", ["s3", "blob"])
+def test_what_is_put_into_a_store_is_what_the_container_finds(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Put into S3 and into Blob, downloaded as a cloud would, and still the files that were sent."""
+    place = request.getfixturevalue(store)
+    job = rendered(f"{place.root}/runs/r")
+    uri = payload.put(job)
+    assert uri == payload.folder_uri(job.run_uri, "r-01")
+    files, path = filesystem(uri)
+    files.get(path, str(tmp_path / "mounted"), recursive=True)
+    (there,) = tmp_path.rglob("start.py")
+    assert there.read_text() == payload.START
+    assert (there.parent / wheel.build().name).read_bytes() == wheel.build().data
+    before = (
+        files.info(f"{path}/start.py").get("LastModified") or files.info(f"{path}/start.py")["last_modified"]
+    )
+    assert payload.put(job) == uri
+    files.invalidate_cache()
+    after = (
+        files.info(f"{path}/start.py").get("LastModified") or files.info(f"{path}/start.py")["last_modified"]
+    )
+    assert before == after
 
 
 def vars_of(job: Rendered) -> dict[str, Any]:
