@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,5 +55,5 @@ class Site:
     slots: threading.BoundedSemaphore
     """How many jobs run at once."""
     closing: threading.Event
-    nets: list[int] = field(default_factory=lambda: list(range(1, 255)))
-    """Loopback networks that are free."""
+    nets: list[int] = field(default_factory=lambda: [(os.getpid() + net) % 254 + 1 for net in range(254)])
+    """Loopback networks that are free; emulators of other processes begin elsewhere."""

@@ -1,59 +1,102 @@
-"""Jobs for tests of the SageMaker backend: a recipe with overrides, resolved, under a fixed run id."""
+"""Training jobs for the SageMaker emulator: small requests, and waiting for what they do."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from isthmus.backends.prepare import backend_settings
-from isthmus.backends.sagemaker.backend import SageMakerBackend
-from isthmus.backends.spec import Job
-from isthmus.core.recipe import load_recipe, resolve
-from isthmus.core.recipe.schema import Offer
+import boto3
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-SHIPPED = ("pixart-512", "quickstart", "sd3-medium", "sdxl-progressive")
-ROLE = "arn:aws:iam::123456789012:role/isthmus-training"
-USUAL = (f"backends.sagemaker.role_arn={ROLE}", "backends.sagemaker.region=us-east-1")
-ON_S3 = (
-    "data.sources.0.uri=s3://example-bucket/quickstart",
-    "validation.sources.0.uri=s3://example-bucket/heldout",
-    "run_directory=s3://example-bucket/runs",
-)
-"""What the quickstart's recipe needs to run in a cloud."""
+BUCKET = "emulated"
+DATA = f"s3://{BUCKET}/data/"
+GROUP = "/aws/sagemaker/TrainingJobs"
 
 
-def make_job(
-    *overrides: str,
-    recipe: str = "quickstart",
-    usual: bool = True,
-    run_id: str | None = None,
-    attempt: int = 1,
-    offer: Offer | None = None,
-    usd_per_hour: float | None = None,
-    run_uri: str | None = None,
-) -> Job:
-    """A job as the launcher makes it. Overrides without a section of their own are settings of the backend's."""
-    words = [*(ON_S3 if recipe == "quickstart" else ()), *(USUAL if usual else ()), *overrides]
-    loaded = load_recipe(RECIPES / f"{recipe}.yaml", overrides=words)
-    resolved = resolve(loaded.recipe, "sagemaker")
-    name = run_id or f"{recipe}-20261130-4f2a"
-    settings: Any = backend_settings(SageMakerBackend(), loaded)
-    return Job(
-        recipe=resolved,
-        source=loaded.recipe,
-        backend="sagemaker",
-        run_id=name,
-        run_uri=run_uri or f"{resolved.run_directory}/{name}",
-        settings=settings,
-        attempt=attempt,
-        offer=offer,
-        usd_per_hour=usd_per_hour,
-    )
+def channel(name: str, uri: str = DATA, mode: str = "File", **source: Any) -> dict[str, Any]:
+    """An input channel."""
+    place = {"S3DataType": "S3Prefix", "S3Uri": uri, **source}
+    return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": place}}
 
 
-def sm(**settings: Any) -> list[str]:
-    """Overrides of `backends.sagemaker`."""
-    import json
+def request(role: str, name: str, script: str = "true", **changes: Any) -> dict[str, Any]:
+    """A CreateTrainingJob request that is accepted; top-level fields given replace its own.
 
-    return [f"backends.sagemaker.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+    Args:
+        script: for bash, the entry point. One that is longer than an argument may be (256 characters) goes to the bucket
+            and comes back through a channel.
+    """
+    arguments = ["-c", script]
+    if len(script) > 256:
+        boto3.client("s3").put_object(Bucket=BUCKET, Key=f"scripts/{name}/run.sh", Body=script.encode())
+        arguments = ["/opt/ml/input/data/script/run.sh"]
+        channels = [*changes.get("InputDataConfig", []), channel("script", f"s3://{BUCKET}/scripts/{name}/")]
+        changes = {**changes, "InputDataConfig": channels}
+    return {
+        "TrainingJobName": name,
+        "RoleArn": role,
+        "AlgorithmSpecification": {
+            "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/team:1",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash"],
+            "ContainerArguments": arguments,
+            "MetricDefinitions": [{"Name": "loss", "Regex": r"loss=([0-9.]+)"}],
+        },
+        "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/out", "CompressionType": "NONE"},
+        "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+        **changes,
+    }
+
+
+def spot(runtime: int = 60, wait: int = 60) -> dict[str, Any]:
+    """What makes a request one for managed spot training."""
+    limits = {"MaxRuntimeInSeconds": runtime, "MaxWaitTimeInSeconds": wait}
+    return {"EnableManagedSpotTraining": True, "StoppingCondition": limits}
+
+
+def described(name: str) -> dict[str, Any]:
+    """DescribeTrainingJob."""
+    answer: dict[str, Any] = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)
+    return answer
+
+
+def until_ended(name: str, limit_s: float = 30) -> dict[str, Any]:
+    """DescribeTrainingJob of a job that has ended."""
+    deadline = time.monotonic() + limit_s
+    while (answer := described(name))["TrainingJobStatus"] not in ("Completed", "Failed", "Stopped"):
+        assert time.monotonic() < deadline, f"{name} is still {answer['SecondaryStatus']}"
+        time.sleep(0.05)
+    return answer
+
+
+def lines(name: str, host: str = "") -> Iterator[str]:
+    """The log of a job so far, of all hosts or of one such as `algo-2`."""
+    logs = boto3.client("logs")
+    try:
+        pages = logs.get_paginator("filter_log_events").paginate(
+            logGroupName=GROUP, logStreamNamePrefix=f"{name}/{host}"
+        )
+        for page in pages:
+            yield from (event["message"] for event in page["events"])
+    except logs.exceptions.ResourceNotFoundException:
+        return
+
+
+def until_said(name: str, text: str, times: int = 1, limit_s: float = 30) -> None:
+    """Waits until the text has appeared so many times in a job's log."""
+    deadline = time.monotonic() + limit_s
+    while sum(text in line for line in lines(name)) < times:
+        assert time.monotonic() < deadline, f"{name} has not said {text!r}: {list(lines(name))[-5:]}"
+        time.sleep(0.05)
+
+
+def statuses(answer: dict[str, Any]) -> list[str]:
+    """The secondary statuses that a job went through."""
+    return [one["Status"] for one in answer["SecondaryStatusTransitions"]]
+
+
+def keys(prefix: str) -> list[str]:
+    """Keys of the bucket below a prefix."""
+    listed = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=prefix)
+    return [entry["Key"] for entry in listed.get("Contents", [])]
