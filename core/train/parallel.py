@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,7 @@ class Engine:
 
 def join_processes(*, cpu: bool, timeout: datetime.timedelta = PROCESS_GROUP_TIMEOUT) -> tuple[int, int]:
     """Join torchrun's process group, or make one of this process alone; returns (rank, world size)."""
-    backend = "gloo" if cpu else "cpu:gloo,cuda:nccl"
+    backend = "gloo" if cpu else f"cpu:gloo,cuda:{collectives(os.environ)}"
     if not cpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
@@ -100,6 +101,28 @@ def join_processes(*, cpu: bool, timeout: datetime.timedelta = PROCESS_GROUP_TIM
         else:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     return dist.get_rank(), dist.get_world_size()
+
+
+def collectives(environ: Mapping[str, str]) -> str:
+    """What exchanges gradients between GPUs: nccl, or what a cloud's image brings in its place.
+
+    ISTHMUS_COLLECTIVES names it as `module:name`: the module registers the name with torch when it is imported.
+
+    Raises:
+        UsageError: the image does not have it.
+    """
+    module, _, name = environ.get("ISTHMUS_COLLECTIVES", "").partition(":")
+    if not module:
+        return "nccl"
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"the image does not have {module}: {error}", hint="leave it out: NCCL is the default"
+        ) from error
+    if name not in dist.Backend.backend_list:
+        raise UsageError(f"{module} does not register {name!r} with torch")
+    return name
 
 
 def shard_size(parallel: Parallel, world_size: int, local_world_size: int) -> int:
