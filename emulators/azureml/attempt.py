@@ -104,17 +104,25 @@ class Attempt:
         )
         hosts_file = self.folder / "hosts"
         hosts_file.write_text(hosts_text(self.nodes))
-        code = self._code()
+        code, inputs = self._code(), self.data.inputs()
         for node in self.nodes:
             work = node.folder / "wd"
             shutil.copytree(code, work) if code else work.mkdir(exist_ok=True)
-            for name in ("outputs", "logs"):
-                (work / name).mkdir(exist_ok=True)
-            ports = Ports(inputs=self.data.inputs(node.folder), outputs=self.data.output_paths(node.folder))
-            node.boot(
-                [self._process(node, i, variables, ports, (address, port)) for i in range(self._each)],
-                hosts_file,
-            )
+            for name in ("wd/outputs", "wd/logs", "home"):
+                (node.folder / name).mkdir(exist_ok=True)
+            temporary = self.scratch / str(node.index)
+            temporary.mkdir()
+            if self.options.isolated:
+                # Every node calls its folders by the same names, as in Azure.
+                node.binds = {node.folder: node.inside, temporary: self.scratch / "tmp"}
+                temporary = self.scratch / "tmp"
+                temporary.mkdir(exist_ok=True)
+            ports = Ports(inputs=inputs, outputs=self.data.output_paths(node.folder, node.inside))
+            image_here = {**variables, "HOME": str(node.inside / "home"), "TMPDIR": str(temporary)}
+            processes = [
+                self._process(node, i, image_here, ports, (address, port)) for i in range(self._each)
+            ]
+            node.boot(processes, hosts_file)
         self._network = Network(self.nodes, self.options.ports, self.folder / "network.log")
 
     @property
@@ -174,17 +182,12 @@ class Attempt:
         self, node: Node, local: int, image: Mapping[str, str], ports: Ports, master: tuple[str, int]
     ) -> Process:
         rank = node.index * self._each + local
-        home, temporary = node.folder / "home", self.scratch / str(node.index)
-        for folder in (home, temporary):
-            folder.mkdir(exist_ok=True)
         hosts = [other.address for other in self.nodes]
         service = environment(
             self.world, self.job, node=node.index, local_rank=local, master=master, hosts=hosts, ports=ports
         )
         variables = {
             **image,
-            "HOME": str(home),
-            "TMPDIR": str(temporary),
             **(self.job.properties.get("environmentVariables") or {}),
             **service,
             "MSI_ENDPOINT": f"{self.options.address}/msi/token",
@@ -198,7 +201,7 @@ class Attempt:
         log = node.folder / f"std_log_{local}.txt"
         self.shipping.follow(log, log_name(self.job, rank))
         command = expand(str(self.job.properties["command"]), ports)
-        return Process(["/bin/sh", "-c", command], variables, node.folder / "wd", log)
+        return Process(["/bin/sh", "-c", command], variables, node.inside / "wd", log)
 
     # -- while
 

@@ -143,18 +143,17 @@ class JobData:
         self.world, self.blobs, self.job, self.folder, self.say = world, blobs, job, folder, say
         self.mounts: list[Mount] = []
         self.outputs: list[Output] = []
-        self._shared: dict[str, str] = {}
 
-    def inputs(self, node: Path) -> dict[str, str]:
-        """Paths and values of the inputs on a node.
+    def inputs(self) -> dict[str, str]:
+        """Paths and values of the inputs: the same on every node, as they are in Azure.
 
         Raises:
             Refused: an input is not there or cannot be read.
         """
         ports: Mapping[str, Mapping[str, Any]] = self.job.properties.get("inputs") or {}
-        return {name: self._input(name, port, node) for name, port in ports.items()}
+        return {name: self._input(name, port) for name, port in ports.items()}
 
-    def _input(self, name: str, port: Mapping[str, Any], node: Path) -> str:
+    def _input(self, name: str, port: Mapping[str, Any]) -> str:
         if port["jobInputType"] == "literal":
             return str(port["value"])
         uri, mode = port["uri"], port.get("mode") or "ReadOnlyMount"
@@ -171,17 +170,16 @@ class JobData:
                 "input-missing", f"ScriptExecution.StreamAccess.NotFound: {uri} of input {name} was not found"
             )
         single = self.blobs.is_blob(place)
+        # Once for all nodes: they cannot tell.
+        parent = Place(place.container, place.path.rpartition("/")[0]) if single else place
         if "Download" in mode:
-            target = node / "inputs" / name
-            self.blobs.download(place, target)
-            return str(target / place.path.rpartition("/")[2]) if single else str(target)
-        # One mount for all nodes: read-only, they cannot tell.
-        if name not in self._shared:
-            parent = Place(place.container, place.path.rpartition("/")[0]) if single else place
-            self._shared[name] = self._mount(name, parent)
-        return f"{self._shared[name]}/{place.path.rpartition('/')[2]}" if single else self._shared[name]
+            folder = self.folder / "inputs" / name
+            self.blobs.download(place, folder)
+        else:
+            folder = self._mount(name, parent)
+        return str(folder / place.path.rpartition("/")[2]) if single else str(folder)
 
-    def _mount(self, name: str, place: Place) -> str:
+    def _mount(self, name: str, place: Place) -> Path:
         folder = self.folder / "inputs" / name
         try:
             self.mounts.append(Mount(self.blobs, place, folder, self.folder / f"mount-{name}.log"))
@@ -190,10 +188,10 @@ class JobData:
             self.blobs.download(place, folder)
             for path in [folder, *folder.rglob("*")]:
                 path.chmod(0o555 if path.is_dir() else 0o444)
-        return str(folder)
+        return folder
 
-    def output_paths(self, node: Path) -> dict[str, str]:
-        """Paths of the outputs on a node."""
+    def output_paths(self, node: Path, inside: Path) -> dict[str, str]:
+        """Paths of the outputs on a node, whose folder is called `inside` there."""
         paths = {}
         for name, port in (self.job.properties.get("outputs") or {}).items():
             uri = (
@@ -207,7 +205,7 @@ class JobData:
             folder = node / "outputs" / name
             live = (port.get("mode") or "ReadWriteMount") == "ReadWriteMount"
             self.outputs.append(Output(self.blobs, place, folder, live=live))
-            paths[name] = str(folder)
+            paths[name] = str(inside / "outputs" / name)
         return paths
 
     def stop(self, *, send: bool) -> None:

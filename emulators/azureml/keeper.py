@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import threading
@@ -22,6 +23,9 @@ from isthmus.emulators.azureml.rules import Refused
 from isthmus.emulators.azureml.world import Demand, Job, World
 from isthmus.emulators.image import Image
 from isthmus.errors import IsthmusError
+
+SCRATCH = "aml-"
+"""Beginning of the names of temporary folders; the process id follows."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +57,11 @@ class Keepers:
         self.world, self.blobs, self.tokens, self.options = world, blobs, tokens, options
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
+
+        for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+            # Of an emulator that was killed.
+            if not Path("/proc", left.name.split("-")[1]).exists():
+                shutil.rmtree(left, ignore_errors=True)
 
     def start(self, job: Job) -> None:
         """A keeper for a new job."""
@@ -144,7 +153,7 @@ class Keepers:
     def _attempt(self, job: Job, shipping: Shipping) -> End:
         folder = self.options.folder / "jobs" / job.name / f"attempt-{job.attempt:02d}"
         # Short: sockets that processes make there have short names only.
-        scratch = Path(tempfile.mkdtemp(prefix="aml-"))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
         attempt = Attempt(self.world, self.blobs, self.tokens, self.options, job, folder, scratch, shipping)
         end = End("Canceled")
         try:

@@ -66,6 +66,8 @@ def _settle_in(spec: dict[str, Any]) -> None:
     if os.getpid() == 1:
         socket.sethostname(spec["hostname"])
         subprocess.run(["mount", "--bind", spec["hosts_file"], "/etc/hosts"], check=True)
+        for source, target in spec["binds"]:
+            subprocess.run(["mount", "--bind", source, target], check=True)
         # No name server is reachable from here: say so at once, whatever this machine's own is.
         resolver = Path(spec["hosts_file"]).with_name("resolv.conf")
         resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")

@@ -84,12 +84,16 @@ class Node:
     name: str
     address: str
     folder: Path
+    inside: Path
+    """What its container calls the folder."""
     isolated: bool
     changed: Callable[[], None]
     """Called from a thread of its own at every news."""
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Time and exit code by local rank."""
     count: int = 0
+    binds: dict[Path, Path] = field(default_factory=dict)
+    """Folders of this machine and what they are called on the node; of a namespace only."""
     lost: bool = False
     """Killed from outside."""
     _process: subprocess.Popen[bytes] | None = None
@@ -104,9 +108,9 @@ class Node:
         self.count = len(processes)
         listed = [{"argv": p.argv, "env": p.env, "cwd": str(p.cwd), "log": str(p.log)} for p in processes]
         spec = self.folder / "node.json"
-        spec.write_text(
-            json.dumps({"hostname": self.name, "hosts_file": str(hosts_file), "processes": listed})
-        )
+        binds = [[str(source), str(target)] for source, target in self.binds.items()]
+        told = {"hostname": self.name, "hosts_file": str(hosts_file), "binds": binds, "processes": listed}
+        spec.write_text(json.dumps(told))
         command = [sys.executable, "-S", "-E", str(_HERE / "node_init.py"), str(spec)]
         self._process = subprocess.Popen(
             [*UNSHARE, *command] if self.isolated else command,
@@ -243,9 +247,8 @@ def make_nodes(
             address = f"127.77.{number // 250 % 250}.{2 + number % 250}"
         place = folder / f"node{index}"
         place.mkdir(parents=True, exist_ok=True)
-        nodes.append(
-            Node(
-                index, f"{job[:40].lower().replace('_', '-')}-{index:06d}", address, place, isolated, changed
-            )
-        )
+        inside = folder / "node" if isolated else place
+        inside.mkdir(exist_ok=True)
+        name = f"{job[:40].lower().replace('_', '-')}-{index:06d}"
+        nodes.append(Node(index, name, address, place, inside, isolated, changed))
     return nodes, nodes[0].address, PORT if isolated else free_port()

@@ -43,6 +43,7 @@ try:
     print("writable")
 except OSError as error:
     print("read-only")
+print("here", os.getcwd(), *sys.argv[1:])
 with open(sys.argv[3] + "/of-" + os.environ["RANK"], "w") as file:
     file.write("out")
 """
@@ -182,6 +183,9 @@ def test_two_nodes_from_a_cluster_to_their_logs(cloud: AzureMLEmulator, ml: Any,
         assert text.endswith("grüße\n")
         if not cloud.job("meeting").warnings:
             assert "read-only" in text
+    if cloud.privileges == "namespaces":
+        # A node's folders have the same names on every node.
+        assert len({line for text in said for line in text.splitlines() if line.startswith("here")}) == 1
     store = cloud.blobs.container(cloud.world.datastores["workspaceblobstore"])
     assert sorted(store.list_blob_names(name_starts_with="o/")) == ["o/of-0", "o/of-1"]
     assert ml.jobs.get("meeting").status == "Completed"
