@@ -57,12 +57,18 @@ def examine(loaded: LoadedRecipe, backends: Sequence[str] = (), *, price: Price 
     """The checklist of each destination; starts and writes nothing that stays.
 
     Raises:
-        IsthmusError: a problem of the recipe or its backend's section, which no checklist could hold.
+        IsthmusError: a problem of the recipe or its backend's section, where there is no other place to go.
     """
     found = []
     places = destinations(loaded.recipe, backends)
     for choice, destination in enumerate(places):
-        launch = prepare(loaded, backends=backends, choice=choice, price=price)
+        try:
+            launch = prepare(loaded, backends=backends, choice=choice, price=price)
+        except IsthmusError as error:
+            if len(places) == 1:
+                raise
+            found.append(Place(destination, (_row(Finding.of("recipe", error)),)))
+            continue
         rows = [Row("recipe", "ok", f"recipe {loaded.recipe.name} is valid, and renders")]
         rows += _rows("lint", f"lint of {launch.backend.name}", launch.findings)
         try:

@@ -91,6 +91,18 @@ def order_from(choice: int, count: int) -> list[int]:
     return [(choice + step) % count for step in range(1, count)]
 
 
+def unreachable(launch: Launch) -> list[Finding]:
+    """A note for each of the run's other destinations that cannot take it over as it is."""
+    job = launch.job
+    others = [place for index, place in enumerate(launch.destinations) if index != launch.choice]
+    told = {
+        why: place for place in others if (why := cannot_move(job.source, job.run_uri, job.run_id, place))
+    }
+    return [
+        Finding("launch.destination", "note", f"not later to {place}: {why}") for why, place in told.items()
+    ]
+
+
 def cannot_move(recipe: Recipe, run_uri: str, run_id: str, destination: Destination) -> str | None:
     """Why a run that lives at `run_uri` cannot go on at a destination, as the recipe's own places tell; None: it can.
 

@@ -39,13 +39,13 @@ def run_launch(
         follow: stay with a job that would go on by itself, too.
         by: who starts it.
     """
-    from isthmus.backends.failover import choose
+    from isthmus.backends.failover import choose, unreachable
     from isthmus.backends.launch import lines_so_far, start
     from isthmus.backends.prepare import preflight, refuse_errors
     from isthmus.errors import PreflightRefused
 
     launch, notes = choose(count, make, preflight)
-    show_findings([*notes, *launch.findings])
+    show_findings([*notes, *unreachable(launch), *launch.findings])
     refuse_errors(launch)
     if not as_json:
         from isthmus.cli.plan import plan_text

@@ -146,6 +146,10 @@ def stop(run: str = _RUN, as_json: bool = _AS_JSON) -> None:
     from isthmus.backends.stopping import stop as stop_run
 
     facts = stop_run(run)
+    if facts["state"] in ("pending", "running", "restarting", "unknown"):
+        text = f"{facts['run']} was asked to stop; it ends after a checkpoint: isthmus status {facts['run']}"
+        emit(facts, as_json=as_json, text=text)
+        return
     word = f"was {facts['state']} already" if facts["was"] == facts["state"] else facts["state"]
     emit(facts, as_json=as_json, text=f"{facts['run']} {word}")
 
@@ -171,14 +175,19 @@ def resume(
     """
     from pathlib import Path
 
+    from isthmus.backends.destinations import destinations
     from isthmus.backends.prepare import prepare_resume
     from isthmus.backends.runs import find_current
+    from isthmus.backends.supervisor import recipe_of
     from isthmus.cli.following import run_launch
     from isthmus.cli.launch import named
     from isthmus.cli.pricing import price_function
+    from isthmus.storage.rundir import RunDirectory
 
     record: Record = find_current(run)
     names, price = named(backend), price_function()
+    recipe = recipe_of(RunDirectory.open(record.run_uri).read_run_json())
+    count = len(destinations(recipe, names)) if names else 1
 
     def make(choice: int) -> Launch:
         # Without names it goes on where it was; a supervisor may move it later.
@@ -186,4 +195,4 @@ def resume(
             record, overrides, backends=names, choice=choice if names else None, detach=detach, price=price
         )
 
-    run_launch(make, max(1, len(names)), Path.cwd(), yes=yes, as_json=as_json, follow=follow, by="resume")
+    run_launch(make, count, Path.cwd(), yes=yes, as_json=as_json, follow=follow, by="resume")

@@ -167,6 +167,14 @@ def test_what_has_no_room_is_passed_over_and_all_full_is_refused_with_3(laptop: 
     assert code == 3
 
 
+def test_a_place_that_cannot_take_the_run_over_is_told_of_before(laptop: Laptop, paper: Paper) -> None:
+    far = json.dumps({"paper": str(laptop.folder / "runs"), "papyrus": "memory://far/runs"})
+    code, _, err = laptop.isthmus("launch", "tiny.yaml", "--run-id", "one", "--set", f"run_directory={far}")
+    assert code == 0, err
+    assert "note: not later to papyrus south on-demand: papyrus keeps its runs at memory://" in err
+    assert "isthmus runs copy one --to memory://far/runs/one" in err
+
+
 def test_a_dry_run_is_one_document(laptop: Laptop, paper: Paper) -> None:
     words = ("launch", "tiny.yaml", "--run-id", "one", "--dry-run")
     _, out, _ = laptop.isthmus(*words, "--format", "json")
