@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from isthmus.backends.azure import lint
-from isthmus.backends.azure.client import AzureClient, created
+from isthmus.backends.azure.client import AzureClient, created, state_word
 from isthmus.backends.azure.document import document, yaml_form
 from isthmus.backends.azure.errors import Unreachable
 from isthmus.backends.azure.logs import Tailer, follow
@@ -127,7 +127,7 @@ class AzureBackend:
         events = RunDirectory(handle.run_uri).events()
         if job is None:
             return status_of("Unknown", {}, events, name)
-        word = str(job.status or "Unknown")
+        word = state_word(job)
         details: Mapping[str, Any] = {}
         if STATES.get(word) in ENDED:
             # Where it does not answer, the run directory usually knows better, and the state itself is known.
@@ -148,12 +148,12 @@ class AzureBackend:
 
     def stop(self, handle: Handle) -> None:
         """Records stop-requested, waits until the worker has checkpointed and ended, and cancels what has not."""
-        if self.status(handle).ended:
+        before = self.status(handle)
+        if before.ended:
             return
         client, name = self._client_of(handle.native), str(handle.native["job_id"])
-        run = RunDirectory(handle.run_uri)
-        run.event("stop-requested", by="user")
-        if self.status(handle).state in ("running", "restarting"):
+        RunDirectory(handle.run_uri).event("stop-requested", by="user")
+        if before.state in ("running", "restarting"):
             deadline = time.monotonic() + self._grace(client, handle) + _NOTICE_S
             while time.monotonic() < deadline:
                 if self.status(handle).ended:
@@ -171,7 +171,7 @@ class AzureBackend:
             for job in self._client(workspace).jobs():
                 tags = job.tags or {}
                 native = {"job_id": job.name, **workspace.to_json()}
-                word = STATES.get(str(job.status), "unknown")
+                word = STATES.get(state_word(job), "unknown")
                 attempt = str(tags.get("isthmus-attempt", ""))
                 yield CloudJob(
                     handle=Handle(
@@ -210,7 +210,7 @@ class AzureBackend:
 def _follow(tailer: Tailer, client: AzureClient, name: str) -> Iterator[LogLine]:
     def ended() -> bool:
         job = client.job(name)
-        return job is None or STATES.get(str(job.status)) in ENDED
+        return job is None or STATES.get(state_word(job)) in ENDED
 
     return follow(tailer, ended)
 

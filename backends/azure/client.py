@@ -234,6 +234,11 @@ def load(form: Mapping[str, Any]) -> Any:
         return load_job(io.StringIO(dump(form)))
 
 
+def state_word(job: Any) -> str:
+    """Azure ML's word for a job's state; the SDK gives a text or a member of an enum."""
+    return str(getattr(job.status, "value", job.status) or "Unknown")
+
+
 def created(job: Any) -> float | None:
     """When a job was created, in seconds since 1970."""
     at = getattr(getattr(job, "creation_context", None), "created_at", None)
@@ -243,14 +248,12 @@ def created(job: Any) -> float | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the SDK's warnings of experimental classes and its log lines: what it has to say comes as an error."""
-    loggers = [logging.getLogger(name) for name in ("azure", "azure.ai.ml", "azure.identity", "msal")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    # The SDK logs each call's failure through loggers that set their own levels, and Python's last resort is stderr.
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -1,0 +1,182 @@
+"""The Azure backend passes the suite that every backend passes, through the real azure-ai-ml client, on the emulated Azure ML."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.backends.azure.backend import AzureBackend
+from isthmus.backends.conformance import BackendConformance, Rehearse
+from isthmus.backends.registry import get_backend
+from isthmus.backends.spec import Backend, Job
+from isthmus.core.recipe import Recipe
+from isthmus.errors import IsthmusError, UsageError
+from isthmus.storage.rundir import RunDirectory
+
+IMAGE = "exampleregistry.azurecr.io/train@sha256:" + "0123456789abcdef" * 4
+
+
+class Cloud:
+    """The emulator, and what its image sets in every container."""
+
+    def __init__(self, emulator: Any, env: dict[str, str]) -> None:
+        self.emulator = emulator
+        self.env = env
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """A workspace with a dedicated and a low-priority cluster; this process's environment is a client's."""
+    pytest.importorskip("azure.ai.ml", reason="pip install 'isthmus[azure]'")
+    pytest.importorskip("cryptography", reason="pip install 'isthmus[rehearse]'")
+    from isthmus.emulators.azureml import AzureMLEmulator
+    from isthmus.emulators.image import Image
+
+    env: dict[str, str] = {}
+    folder = tmp_path_factory.mktemp("aml")
+    try:
+        emulator = AzureMLEmulator(
+            folder,
+            images={"*": Image(python=sys.executable, env=env)},
+            privileges="processes",
+            region="italynorth",
+            grace=10.0,
+            cancel_grace=2.0,
+            heartbeat=0.5,
+        )
+    except IsthmusError as error:
+        pytest.skip(str(error))
+    with emulator, pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AZURE", "IDENTITY_", "MSI_")):
+                patch.delenv(name)
+        for name, value in emulator.environment().items():
+            patch.setenv(name, value)
+        emulator.add_compute("cpu", "Standard_D4ds_v5", nodes=4)
+        emulator.add_compute("cpu-low", "Standard_D4ds_v5", nodes=4, low_priority=True)
+        emulator.quota["standardDDSv5Family"] = 64
+        yield Cloud(emulator, env)
+
+
+class TestAzure(BackendConformance):
+    @pytest.fixture
+    def backend(self, cloud: Cloud) -> Backend:
+        return get_backend("azure")
+
+    @pytest.fixture
+    def runs(self, cloud: Cloud, tmp_path: Path) -> str:
+        return str(cloud.emulator.container_uri("runs", tmp_path.name))
+
+    @pytest.fixture
+    def recipe(self, recipe: Recipe, cloud: Cloud) -> Recipe:
+        data = recipe.data.sources[0].model_copy(update={"uri": cloud.emulator.container_uri("data", "none")})
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"sources": [data]})})
+
+    @pytest.fixture
+    def settings(self, cloud: Cloud) -> dict[str, Any]:
+        return {
+            "region": "italynorth",
+            "compute": "cpu",
+            "spot_compute": "cpu-low",
+            "environment": {"image": IMAGE},
+            "grace": "10 s",
+        }
+
+    @pytest.fixture
+    def rehearse(self, cloud: Cloud) -> Rehearse:
+        """A job inherits nothing from its launcher: the image sets what the rehearsal's ranks do."""
+
+        def rehearse(plan: dict[str, Any]) -> None:
+            cloud.env["ISTHMUS_TRAINER_MODULE"] = "isthmus.core.rehearsal"
+            cloud.env["ISTHMUS_REHEARSAL"] = json.dumps(plan)
+
+        return rehearse
+
+    @pytest.fixture
+    def job(self, job: Job, tmp_path: Path) -> Job:
+        """Under a name of its own: a workspace has each once."""
+        run_id = f"conformance-{tmp_path.name.replace('_', '-')[:40]}"
+        return replace(job, run_id=run_id, run_uri=job.run_uri.replace("conformance-1", run_id))
+
+    # -- what a cloud's backend does beyond the suite
+
+    def test_submitting_twice_is_one_job(
+        self, backend: Backend, job: Job, rehearse: Rehearse, cloud: Cloud
+    ) -> None:
+        rehearse({"*": "finish"})
+        handle = self.submit(backend, job)
+        assert backend.submit(backend.render(job)) == handle
+        self.until_ended(backend, handle)
+        names = [one["name"] for one in cloud.emulator.jobs()]
+        assert names.count(str(handle.native["job_id"])) == 1
+
+    def test_a_job_of_that_name_that_is_not_ours_is_a_collision(
+        self, backend: Backend, job: Job, rehearse: Rehearse
+    ) -> None:
+        rehearse({"*": "finish"})
+        self.until_ended(backend, self.submit(backend, job))
+        other = replace(job, run_uri=job.run_uri + "-other")
+        with pytest.raises(UsageError, match="job name collision"):
+            backend.submit(backend.render(other))
+
+    def test_a_lost_answer_is_no_second_job(
+        self, backend: Backend, job: Job, rehearse: Rehearse, cloud: Cloud
+    ) -> None:
+        rehearse({"*": "finish"})
+        cloud.emulator.fail_next("jobs.put", "drop-after", 1)
+        handle = self.submit(backend, job)
+        assert self.until_ended(backend, handle).state == "finished"
+        assert len(RunDirectory(job.run_uri).events("started")) == 1
+
+    def test_an_eviction_is_a_preemption(
+        self, backend: Backend, job: Job, rehearse: Rehearse, cloud: Cloud
+    ) -> None:
+        from isthmus.core.recipe.schema import Offer
+
+        rehearse({"*": ["wait", "finish"]})
+        low = replace(job, offer=Offer(backend="azure", tier="spot"))
+        handle = self.submit(backend, low)
+        self.until_training(backend, handle)
+        cloud.emulator.evict(str(handle.native["job_id"]))
+        status = self.until_ended(backend, handle)
+        assert (status.state, status.exit_code) == ("preempted", 75)
+        assert RunDirectory(job.run_uri).checkpoints()
+
+    def test_jobs_are_found_by_their_tags(self, backend: Backend, job: Job, rehearse: Rehearse) -> None:
+        assert isinstance(backend, AzureBackend)
+        rehearse({"*": "finish"})
+        handle = self.submit(backend, job)
+        self.until_ended(backend, handle)
+        (found,) = [one for one in AzureBackend().jobs(job.settings) if one.handle.run_id == job.run_id]
+        assert (found.handle.run_uri, found.attempt) == (job.run_uri, 1)
+        assert AzureBackend().status(found.handle).state == "finished"
+
+    def test_both_nodes_logs_are_followed(self, backend: Backend, job: Job, rehearse: Rehearse) -> None:
+        rehearse({"*": "finish"})
+        compute = job.recipe.compute.model_copy(update={"nodes": 2})
+        both = replace(job, recipe=job.recipe.model_copy(update={"compute": compute}))
+        handle = self.submit(backend, both)
+        lines = list(backend.logs(handle, follow=True))
+        assert {line.node for line in lines} == {0, 1}
+        assert self.until_ended(backend, handle).state == "finished"
+        assert lines == list(backend.logs(handle, follow=False)), "nothing twice, nothing lost"
+
+    def test_a_missing_cluster_is_created_and_scales_to_zero(
+        self, backend: Backend, job: Job, rehearse: Rehearse, cloud: Cloud
+    ) -> None:
+        rehearse({"*": "finish"})
+        settings = job.settings.model_dump(exclude_unset=True)
+        made = backend.settings.model_validate(
+            {**settings, "grace": 10.0, "compute": "made-here", "cluster": {"create": True, "max_nodes": 2}}
+        )
+        handle = self.submit(backend, replace(job, settings=made))
+        assert self.until_ended(backend, handle).state == "finished"
+        cluster = cloud.emulator.world.clusters["made-here"]
+        assert (cluster.min_nodes, cluster.max_nodes) == (0, 2)

@@ -1,0 +1,433 @@
+"""What the client does with Azure's answers, through the real azure-ai-ml with a transport of the test's: no server.
+
+Beside it: errors in words, states, and the tailer, which need no SDK.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("azure.ai.ml", reason="pip install 'isthmus[azure]'")
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+
+from azure.core import exceptions
+from azure.core.credentials import AccessToken
+from azure_jobs import make_job
+from azure_wire import WORKSPACE, Answer, Credential, Request, Wire, client_on
+
+from isthmus.backends.azure.backend import AzureBackend
+from isthmus.backends.azure.client import AzureClient
+from isthmus.backends.azure.errors import Denied, Missing, Unreachable, azure_errors
+from isthmus.backends.azure.logs import Tailer, follow, time_of
+from isthmus.backends.azure.render import render
+from isthmus.backends.azure.state import reason_of, status_of
+from isthmus.backends.spec import Handle, Rendered
+from isthmus.errors import IsthmusError, PreflightRefused, UsageError
+from isthmus.storage.rundir import RunDirectory
+
+BASE = "https://northern.example.com"
+
+
+def refused(status: int, code: str, message: str) -> Answer:
+    return Answer(status, {"error": {"code": code, "message": message}})
+
+
+def on(method: str, part: str, *answers: Answer | Exception) -> Any:
+    """Answers the first requests of that kind, one each."""
+    left = list(answers)
+
+    def handler(request: Request) -> Answer | Exception | None:
+        return left.pop(0) if left and request.method == method and part in request.path else None
+
+    return handler
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's own retries wait for seconds."""
+    monkeypatch.setattr(
+        "azure.core.pipeline.transport._base.HttpTransport.sleep", lambda *_: None, raising=False
+    )
+    monkeypatch.setattr("time.sleep", lambda *_: None)
+
+
+@pytest.fixture
+def submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Rendered, Wire, AzureBackend]:
+    """A rendered job whose run directory is a folder here; its cluster and environment are there."""
+    from dataclasses import replace
+
+    rendered = replace(render(make_job()), run_uri=str(tmp_path / "run"))
+    wire = Wire(
+        on(
+            "GET",
+            "/environments/isthmus/versions/",
+            *[
+                Answer(
+                    200,
+                    {
+                        "id": f"{WORKSPACE.arm_id}/environments/isthmus/versions/1",
+                        "name": "1",
+                        "properties": {"image": "x", "osType": "Linux"},
+                    },
+                )
+            ]
+            * 9,
+        )
+    )
+    backend = AzureBackend()
+    client = client_on(wire)
+    monkeypatch.setattr(backend, "_client_of", lambda native: client)
+    monkeypatch.setattr("isthmus.backends.payload.put", lambda rendered: "put")
+    return rendered, wire, backend
+
+
+def puts(wire: Wire) -> int:
+    return sum(request.method == "PUT" and "/jobs/" in request.path for request in wire.sent)
+
+
+# -- submission
+
+
+def test_a_submission_is_looked_for_first(submission: Any) -> None:
+    rendered, wire, backend = submission
+    handle = backend.submit(rendered)
+    assert handle.native == {
+        "job_id": rendered.job_id, "subscription": WORKSPACE.subscription, "resource_group": "training",
+        "workspace": "images", "region": "italynorth", "grace": 30.0,
+    }  # fmt: skip
+    assert backend.submit(rendered) == handle
+    assert puts(wire) == 1
+
+
+@pytest.mark.parametrize(
+    "lost", [exceptions.ServiceResponseError("Connection aborted"), refused(503, "Busy", "server is busy")]
+)
+def test_a_lost_answer_is_asked_about(submission: Any, lost: Any) -> None:
+    rendered, wire, backend = submission
+    keep = wire.handlers[-1]
+
+    def loses(request: Request) -> Any:
+        if request.method == "PUT" and "/jobs/" in request.path:
+            keep(request)
+            return lost
+        return None
+
+    wire.handlers.insert(0, loses)
+    assert backend.submit(rendered).native["job_id"] == rendered.job_id
+
+
+def test_a_connection_lost_before_it_had_an_effect_is_said(submission: Any) -> None:
+    rendered, wire, backend = submission
+    wire.handlers.insert(0, on("PUT", "/jobs/", *[exceptions.ServiceRequestError("no route")] * 20))
+    with pytest.raises(Unreachable, match="the connection failed"):
+        backend.submit(rendered)
+    wire.handlers.pop(0)
+    assert backend.submit(rendered).native["job_id"] == rendered.job_id
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "code"),
+    [
+        (refused(400, "ClusterCoreQuotaReached", "not enough quota for NDAMSv4"), PreflightRefused, 3),
+        (refused(409, "AllocationFailed", "insufficient capacity in italynorth"), PreflightRefused, 3),
+        (refused(400, "BadRequest", "the instance count is wrong"), UsageError, 2),
+        (refused(429, "TooManyRequests", "slow down"), Unreachable, 1),
+        (refused(500, "InternalError", "oops"), Unreachable, 1),
+    ],
+)
+def test_refusals_say_whether_another_offer_may_help(
+    submission: Any, answer: Answer, kind: Any, code: int
+) -> None:
+    rendered, wire, backend = submission
+    wire.handlers.insert(0, on("PUT", "/jobs/", *[answer] * 20))
+    with pytest.raises(IsthmusError) as caught:
+        backend.submit(rendered)
+    assert isinstance(caught.value, kind)
+    assert caught.value.exit_code == code
+    assert "\n" not in str(caught.value)
+
+
+def test_another_runs_job_of_that_name(submission: Any) -> None:
+    rendered, wire, backend = submission
+    backend.submit(rendered)
+    wire.jobs[rendered.job_id]["properties"]["tags"]["isthmus-run"] = "another"
+    with pytest.raises(UsageError, match="job name collision"):
+        backend.submit(rendered)
+
+
+# -- login
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_one_new_login_when_a_token_has_ended(status: int) -> None:
+    wire = Wire(
+        on("GET", "/workspaces/images", refused(status, "ExpiredAuthenticationToken", "token expired"))
+    )
+    client = client_on(wire)
+    with pytest.raises(Missing):
+        client.workspace_entity()  # asked again, with an answer of its own
+    assert sum(request.method == "GET" for request in wire.sent) == 2
+
+
+def test_a_refusal_that_stays_is_one_line() -> None:
+    wire = Wire(on("GET", "/workspaces/images", *[refused(403, "AuthorizationFailed", "no access")] * 5))
+    with pytest.raises(Denied) as caught:
+        client_on(wire).workspace_entity()
+    assert "no permission: AuthorizationFailed: no access" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+class NoLogin(Credential):
+    def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        raise exceptions.ClientAuthenticationError(
+            "DefaultAzureCredential failed to retrieve a token\nAttempted:\n\t..."
+        )
+
+
+def test_nobody_is_logged_in() -> None:
+    client = AzureClient(WORKSPACE, credential=NoLogin(), transport=Wire())
+    with pytest.raises(Denied) as caught:
+        client.workspace_entity()
+    assert "no valid Azure credential" in str(caught.value)
+    assert "az login" in str(caught.value.hint)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_handle_of_another_machine_takes_the_workspace_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AZURE_SUBSCRIPTION_ID", "AZUREML_RESOURCE_GROUP", "AZUREML_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="which Azure ML workspace"):
+        AzureClient.of({"job_id": "x"})
+    for name in ("AZURE_SUBSCRIPTION_ID", "AZUREML_RESOURCE_GROUP", "AZUREML_WORKSPACE"):
+        monkeypatch.setenv(name, name.lower())
+    assert AzureClient.of({"job_id": "x"}).workspace.name == "azureml_workspace"
+
+
+def test_no_sas_in_an_error() -> None:
+    error = exceptions.HttpResponseError(
+        "cannot read https://a.blob.core.windows.net/c/x?sv=1&sig=abc%3D for you"
+    )
+    with pytest.raises(UsageError) as caught, azure_errors("read a log"):
+        raise error
+    assert "sig=" not in str(caught.value)
+
+
+# -- states
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "events", "state"),
+    [
+        ("Queued", None, [], "pending"),
+        ("Queued", None, ["started"], "restarting"),
+        ("Running", None, ["started"], "running"),
+        ("NotResponding", None, ["started"], "running"),
+        ("Completed", None, ["started", "finished"], "finished"),
+        ("Completed", None, ["started"], "failed"),
+        ("Failed", None, ["started", "failed"], "failed"),
+        ("Failed", None, ["started", "preempted"], "preempted"),
+        ("Failed", {"code": "UserError", "message": "exit code 1"}, ["started"], "failed"),
+        ("Failed", {"code": "UserError", "message": "the node was preempted"}, ["started"], "preempted"),
+        ("Failed", {"code": "ServiceError", "message": "InternalServerError"}, [], "preempted"),
+        ("Canceled", None, ["started"], "stopped"),
+        ("Canceled", {"message": "the job exceeded its time limit"}, ["started"], "preempted"),
+        ("Canceled", None, ["started", "stop-requested", "stopped"], "stopped"),
+        ("Whatever", None, [], "unknown"),
+    ],
+)
+def test_states(tmp_path: Path, word: str, error: Any, events: list[str], state: str) -> None:
+    run = RunDirectory(tmp_path)
+    run.event("submitted", job_id="j-01")
+    for kind in events:
+        run.event(kind, job="j-01")
+    details = {"error": {"error": error}} if error else {}
+    status = status_of(word, details, run.events(), "j-01")
+    assert (status.state, status.detail) == (state, word)
+
+
+def test_a_reason_is_one_line_without_secrets() -> None:
+    reason, own = reason_of(
+        {
+            "error": {"error": {"code": "UserError", "message": "a\nb AccountKey=x;"}},
+            "warnings": [{"message": "w"}],
+        }
+    )
+    assert reason is not None
+    assert "\n" not in reason
+    assert "AccountKey=x" not in reason
+    assert not own
+    assert reason_of({}) == (None, False)
+
+
+# -- logs
+
+
+class FakeHistory:
+    """Files that grow; reads are counted by their bytes."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.bytes = 0
+        self.away = 0
+
+    def details(self, job: str) -> dict[str, Any]:
+        if self.away:
+            self.away -= 1
+            raise Unreachable("nobody answers")
+        return {"logFiles": {name: f"https://logs/{name}" for name in self.files}}
+
+    def read(self, url: str, offset: int, name: str) -> tuple[bytes, int | None]:
+        data = self.files[name][offset:]
+        self.bytes += len(data)
+        return data, len(self.files[name])
+
+
+NODE = "user_logs/std_log_process_{}.txt"
+
+
+def test_all_nodes_are_tailed_and_no_byte_twice() -> None:
+    history = FakeHistory()
+    tailer = Tailer(history, "j")  # type: ignore[arg-type]
+    history.files = {
+        NODE.format("00"): b"a\nb",
+        NODE.format("01"): "ü\n".encode(),
+        "system_logs/x.txt": b"no\n",
+    }
+    assert [(line.node, line.text) for line in tailer.poll()] == [(0, "a"), (1, "ü")]
+    history.files[NODE.format("00")] += b"c\nd"
+    assert [(line.node, line.text) for line in tailer.poll()] == [(0, "bc")]
+    assert [line.text for line in tailer.poll(last=True)] == ["d"]
+    assert tailer.poll(last=True) == []
+    assert history.bytes == len(b"a\nbc\nd") + len("ü\n".encode())
+
+
+def test_lines_that_tell_their_time_are_in_its_order() -> None:
+    history = FakeHistory()
+    history.files = {
+        NODE.format("0"): b"2026-11-30T10:00:01Z one\n  more of one\n2026-11-30T10:00:03Z three\n",
+        NODE.format("1"): b"2026-11-30T10:00:02Z two\n",
+    }
+    lines = Tailer(history, "j").poll()  # type: ignore[arg-type]
+    assert [line.text.split()[-1] for line in lines] == ["one", "one", "two", "three"]
+    assert lines[2].time == time_of(b"2026-11-30 10:00:02")
+
+
+def test_a_file_that_begins_anew_is_read_anew() -> None:
+    history = FakeHistory()
+    tailer = Tailer(history, "j")  # type: ignore[arg-type]
+    history.files = {NODE.format("0"): b"first attempt\n"}
+    assert len(tailer.poll()) == 1
+    history.files = {NODE.format("0"): b"2nd\n"}
+    assert [line.text for line in tailer.poll()] == ["2nd"]
+
+
+def test_following_goes_on_over_an_outage_and_ends_with_the_job() -> None:
+    history = FakeHistory()
+    history.files = {NODE.format("0"): b"one\n"}
+    history.away = 3
+    polls = iter([False, False, False, False, True])
+
+    def ended() -> bool:
+        over = next(polls)
+        if over:
+            history.files[NODE.format("0")] += b"last"
+        return over
+
+    found = follow(Tailer(history, "j"), ended, sleep=lambda _: None)  # type: ignore[arg-type]
+    assert [line.text for line in found] == ["one", "last"]
+
+
+def test_following_gives_up_when_nobody_answers_for_long() -> None:
+    history = FakeHistory()
+    history.away = 10**6
+    ticks = iter(range(0, 10**6, 60))
+    with pytest.raises(Unreachable):
+        list(
+            follow(
+                Tailer(history, "j"), lambda: False, sleep=lambda _: None, clock=lambda: float(next(ticks))
+            )
+        )  # type: ignore[arg-type]
+
+
+def test_logs_over_http_ask_for_what_is_new(tmp_path: Path) -> None:
+    log = [b"hello\n"]
+
+    def answers(request: Request) -> Answer | None:
+        if request.path.endswith("/workspaces/images"):
+            return Answer(
+                200,
+                {
+                    "id": "/w",
+                    "name": "images",
+                    "location": "italynorth",
+                    "properties": {"discoveryUrl": f"{BASE}/discovery"},
+                },
+            )
+        if request.path == "/discovery":
+            return Answer(200, {"history": BASE})
+        if request.path.endswith("/details"):
+            return Answer(200, {"logFiles": {NODE.format("0"): f"{BASE}/log?sig=x"}})
+        if request.path == "/log":
+            assert "authorization" not in request.headers, "a SAS signs itself"
+            start = int(request.headers["range"].removeprefix("bytes=").rstrip("-"))
+            whole = b"".join(log)
+            if start >= len(whole):
+                return Answer(416, b"", {"Content-Range": f"bytes */{len(whole)}"})
+            return Answer(
+                206, whole[start:], {"Content-Range": f"bytes {start}-{len(whole) - 1}/{len(whole)}"}
+            )
+        return None
+
+    tailer = Tailer(client_on(Wire(answers)).history(), "j")
+    assert [line.text for line in tailer.poll()] == ["hello"]
+    assert tailer.poll() == []
+    log.append(b"again\n")
+    assert [line.text for line in tailer.poll()] == ["again"]
+
+
+# -- stopping
+
+
+def test_a_waiting_job_is_cancelled_at_once(submission: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered, wire, backend = submission
+    handle = backend.submit(rendered)
+
+    def cancelled(request: Request) -> Answer | None:
+        if request.path.endswith("/cancel"):
+            wire.jobs[rendered.job_id]["properties"]["status"] = "Canceled"
+            return Answer(200, {})
+        return None
+
+    wire.handlers.insert(0, cancelled)
+    RunDirectory(handle.run_uri).event("submitted", job_id=rendered.job_id)
+    backend.stop(handle)
+    backend.stop(handle)
+    assert len(RunDirectory(handle.run_uri).events("stop-requested")) == 1
+    assert backend.status(handle).state == "stopped"
+    assert sum(request.path.endswith("/cancel") for request in wire.sent) == 1
+
+
+def test_a_running_job_ends_by_itself(submission: Any) -> None:
+    rendered, wire, backend = submission
+    handle = backend.submit(rendered)
+    run = RunDirectory(handle.run_uri)
+    run.event("submitted", job_id=rendered.job_id)
+    run.event("started", job=rendered.job_id)
+    wire.jobs[rendered.job_id]["properties"]["status"] = "Running"
+
+    def looks(request: Request) -> None:
+        if run.events("stop-requested") and not run.events("stopped"):
+            run.event("stopped", job=rendered.job_id, exit_code=4)
+            wire.jobs[rendered.job_id]["properties"]["status"] = "Failed"
+
+    wire.handlers.insert(0, looks)
+    backend.stop(handle)
+    assert backend.status(handle) == backend.status(Handle.from_json(handle.to_json()))
+    assert (backend.status(handle).state, backend.status(handle).exit_code) == ("stopped", 4)
+    assert not any(request.path.endswith("/cancel") for request in wire.sent)
