@@ -16,7 +16,7 @@ from isthmus.backends.azure.errors import Unreachable
 from isthmus.backends.azure.logs import Tailer, follow
 from isthmus.backends.azure.render import render
 from isthmus.backends.azure.settings import AzureSettings
-from isthmus.backends.azure.state import STATES, status_of
+from isthmus.backends.azure.state import STATES, status_of, stop_asked
 from isthmus.backends.azure.target import Workspace, interruptible, settings_of, sku_of
 from isthmus.backends.spec import (
     ENDED,
@@ -152,7 +152,9 @@ class AzureBackend:
         if before.ended:
             return
         client, name = self._client_of(handle.native), str(handle.native["job_id"])
-        RunDirectory(handle.run_uri).event("stop-requested", by="user")
+        run = RunDirectory(handle.run_uri)
+        if not stop_asked(run.events()):
+            run.event("stop-requested", by="user")
         if before.state in ("running", "restarting"):
             deadline = time.monotonic() + self._grace(client, handle) + _NOTICE_S
             while time.monotonic() < deadline:

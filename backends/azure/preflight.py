@@ -94,7 +94,8 @@ def _cluster(job: Job, target: Target, client: AzureClient) -> Iterator[Finding]
         return
     for wrong in misfits(found, cluster_definition(job, target)):
         yield rules.CLUSTER.found(f"cluster {target.compute} {wrong}")
-    state = str(getattr(found, "provisioning_state", "") or "")
+    told = getattr(found, "provisioning_state", None)
+    state = str(getattr(told, "value", told) or "")
     if state.lower() in ("failed", "deleting"):
         yield rules.CLUSTER.found(f"cluster {target.compute} is {state.lower()}")
     if int(getattr(found, "min_instances", 0) or 0) > 0:

@@ -51,7 +51,7 @@ def status_of(azure: str, details: Mapping[str, Any], events: list[dict[str, Any
     reason, own = reason_of(details)
     if native == "failed" and own:
         native = "interrupted"
-    if native == "stopped" and own and not _asked(events):
+    if native == "stopped" and own and not stop_asked(events):
         native = "interrupted"  # cancelled by its time limit or by an eviction, not by anybody
     if native == "pending" and _begun(events, job_id):
         native = "restarting"  # preempted, and queued again by Azure ML itself
@@ -69,7 +69,8 @@ def _begun(events: list[dict[str, Any]], job_id: str) -> bool:
     return any(event["type"] == "started" for event in _since(events, job_id))
 
 
-def _asked(events: list[dict[str, Any]]) -> bool:
+def stop_asked(events: list[dict[str, Any]]) -> bool:
+    """Whether the newest submission was asked to stop, by whomever."""
     for event in reversed(events):
         if event["type"] == "stop-requested":
             return True

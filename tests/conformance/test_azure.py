@@ -76,7 +76,9 @@ class TestAzure(BackendConformance):
 
     @pytest.fixture
     def recipe(self, recipe: Recipe, cloud: Cloud) -> Recipe:
-        data = recipe.data.sources[0].model_copy(update={"uri": cloud.emulator.container_uri("data", "none")})
+        data = recipe.data.sources[0].model_copy(
+            update={"uri": "az://no-such-data@devstoreaccount1.blob.core.windows.net/none"}
+        )
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"sources": [data]})})
 
     @pytest.fixture
