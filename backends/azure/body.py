@@ -107,7 +107,7 @@ _OUTPUT = {
     "mode": {"ReadWriteMount", "Upload", "Direct"},
     "uri": str, "description": str, "assetName": str, "assetVersion": str,
 }  # fmt: skip
-_MODEL: Mapping[str, Any] = {
+MODEL: Mapping[str, Any] = {
     "jobType": {"Command"},
     "displayName": str, "description": str, "experimentName": str, "componentId": str, "isArchived": bool,
     "tags": _TEXTS, "properties": _TEXTS, "command": str, "codeId": str, "environmentId": str, "computeId": str,
@@ -133,6 +133,7 @@ _MODEL: Mapping[str, Any] = {
         }
     },
 }  # fmt: skip
+"""`properties` of a command job: field -> type, set of allowed words, or fields within; `*` stands for any name."""
 _REQUIRED = ("jobType", "command", "environmentId")
 _EXPRESSION = re.compile(r"\$\{\{\s*(?:inputs\.)?([A-Za-z0-9_.]+)\s*\}\}")
 
@@ -142,7 +143,7 @@ def check_body(body: Mapping[str, Any]) -> list[Finding]:
     properties = body.get("properties")
     if not isinstance(properties, Mapping):
         return [SHAPE.found("the body has no `properties`")]
-    wrong = [SHAPE.found(text) for text in _shape(properties, _MODEL, "properties")]
+    wrong = [SHAPE.found(text) for text in _shape(properties, MODEL, "properties")]
     wrong += [SHAPE.found(f"properties.{name} is missing") for name in _REQUIRED if not properties.get(name)]
     return wrong or [*_values(properties), *_inputs(properties)]
 

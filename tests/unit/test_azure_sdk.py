@@ -18,6 +18,7 @@ from azure_jobs import CASE_STUDY, CASES, az, case_study, make_job, offer, shipp
 from azure_wire import Wire, client_on
 
 from isthmus.backends.azure.backend import AzureBackend
+from isthmus.backends.azure.body import MODEL
 from isthmus.backends.azure.bridge import to_command
 from isthmus.backends.azure.document import short_id, yaml_form
 from isthmus.backends.azure.render import render
@@ -94,6 +95,59 @@ def test_a_bridges_node_goes_into_a_pipeline() -> None:
     assert step["distribution"] == {"distribution_type": "PyTorch", "process_count_per_instance": 1}
     assert step["resources"]["instance_count"] == 16
     assert [entry["mode"] for entry in step["inputs"].values()] == ["Download", *2 * ["ReadOnlyMount"]]
+
+
+def fields(name: str) -> set[str]:
+    """Of a class that the SDK's makers generated from the service's OpenAPI."""
+    from azure.ai.ml._restclient.arm_ml_service import models
+
+    made: Any = getattr(models, name)
+    made(command="x", environment_id="y") if name == "CommandJob" else made()  # fills the table of fields
+    return {field._rest_name for field in made._attr_to_rest_field.values()}
+
+
+def words(name: str) -> set[str]:
+    """Of an enum, the same way."""
+    from azure.ai.ml._restclient.arm_ml_service import models
+
+    return {member.value for member in getattr(models, name)}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "not_to_send", "previews"),
+    [
+        ((), "CommandJob", {"parameters", "status", "notificationSetting"}, set()),
+        (("distribution",), "PyTorch", set(), set()),
+        (("identity",), "ManagedIdentity", set(), set()),
+        (("inputs", "*"), "UriFolderJobInput", set(), {"value", "pathOnCompute"}),
+        (("outputs", "*"), "UriFolderJobOutput", set(), {"assetVersion"}),
+        (("limits",), "CommandJobLimits", set(), set()),
+        (("queueSettings",), "QueueSettings", set(), {"priority"}),
+        (("resources",), "JobResourceConfiguration", {"dockerArgsList"}, {"locations", "maxInstanceCount"}),
+        (("services", "*"), "JobService", {"errorMessage", "status"}, set()),
+    ],
+)
+def test_the_model_that_bodies_are_held_to_has_the_services_fields(
+    ours: tuple[str, ...], theirs: str, not_to_send: set[str], previews: set[str]
+) -> None:
+    """`previews`: other inputs' fields, and what only preview versions of the service take."""
+    model: Any = MODEL
+    for name in ours:
+        model = model[name]
+    assert set(model) == fields(theirs) - not_to_send | previews
+
+
+def test_the_model_has_the_services_words() -> None:
+    inputs, outputs = MODEL["inputs"]["*"], MODEL["outputs"]["*"]
+    assert inputs["jobInputType"] == words("JobInputType")
+    assert inputs["mode"] == words("InputDeliveryMode")
+    assert (outputs["jobOutputType"], outputs["mode"]) == (
+        words("JobOutputType"),
+        words("OutputDeliveryMode"),
+    )
+    assert MODEL["queueSettings"]["jobTier"] == words("JobTier")
+    assert MODEL["identity"]["identityType"] == words("IdentityConfigurationType")
+    assert MODEL["distribution"]["distributionType"] == words("DistributionType") | {"Ray"}
 
 
 def nasty() -> Job:
