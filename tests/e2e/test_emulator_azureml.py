@@ -81,7 +81,7 @@ def cloud(
         yield emulator
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ml(cloud: AzureMLEmulator) -> Any:
     """A client with a credential that it finds itself."""
     pytest.importorskip("azure.ai.ml")
@@ -370,8 +370,15 @@ def test_tokens_that_expire(cloud: AzureMLEmulator, ml: Any) -> None:
         list(mine.compute.list())
     assert caught.value.status_code == 401
     assert list(client(cloud).compute.list())
-    # The module's client has a token that is no good any more either; it asks for another when that has run out.
-    ml._credential = client(cloud)._credential
+    # Before the end of a token's life the client asks for another by itself.
+    cloud.tokens.lifetime = 1.0
+    try:
+        again = client(cloud)
+        assert list(again.compute.list())
+        time.sleep(1.2)
+        assert list(again.compute.list())
+    finally:
+        cloud.tokens.lifetime = 3600.0
 
 
 def test_nodes_come_within_quota_and_go_when_idle(cloud: AzureMLEmulator, ml: Any) -> None:

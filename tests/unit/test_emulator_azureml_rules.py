@@ -414,3 +414,12 @@ def test_another_process_asks_by_http(api: Api) -> None:
         urllib.request.Request(whole, data, method="POST"), context=api.context
     ) as answer:
         assert json.load(answer) == {"state": "Queued"}
+
+
+def test_dedicated_nodes_are_not_taken_back(api: Api) -> None:
+    new = name()
+    assert api("PUT", f"/jobs/{new}", job())[0] == 201
+    with pytest.raises(IsthmusError, match="dedicated"):
+        api.cloud.evict(new)
+    with pytest.raises(IsthmusError, match="no such job"):
+        api.cloud.evict("nobody's")
