@@ -26,12 +26,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-build-isolation --editable '.[quickstart]' --group dev
 	@touch $@
 
-# What only the system's package manager has: Chromium (the test that looks at the report) and nginx (a delayed object store)
-# need root on Debian or Ubuntu; Azurite (Blob) needs npm and goes to a cache folder. What is missing, its tests are skipped.
+# What only the system's package manager has: Chromium (the test that looks at the report), nginx (a delayed object store),
+# rclone, FUSE and iproute2 (hosts and mounts of the emulated clouds) need root on Debian or Ubuntu; Azurite (Blob) needs npm and goes to a cache folder. What is missing, its tests are skipped.
 AZURITE := 3.37.0
 TEST_CACHE := $(or $(ISTHMUS_TEST_CACHE),$(HOME)/.cache/isthmus-tests)
 APT := $(if $(shell command -v chromium),,chromium) \
-	$(if $(wildcard /usr/lib/nginx/modules/ngx_http_lua_module.so),,nginx-light libnginx-mod-http-lua)
+	$(if $(wildcard /usr/lib/nginx/modules/ngx_http_lua_module.so),,nginx-light libnginx-mod-http-lua) \
+	$(if $(shell command -v rclone),,rclone fuse3) $(if $(shell command -v ip),,iproute2)
 
 system:
 	@if [ -n "$(strip $(APT))" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

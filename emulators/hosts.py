@@ -74,11 +74,8 @@ class Cluster(Protocol):
     gateway: str | None
     """The address at which this machine can be reached from the hosts; None when they are isolated."""
 
-    def start(self, index: int, container: Container) -> Host:
-        """A host that runs the container. Raises StorageError when it cannot be made."""
-
-    def cut(self, index: int) -> None:
-        """Takes a host off the network, as a machine that dies is."""
+    def start(self, containers: Sequence[Container]) -> Sequence[Host]:
+        """The hosts, each running its container, all from the same moment. Raises StorageError when one cannot be made."""
 
     def close(self) -> None:
         """Ends all hosts and removes the network."""

@@ -25,6 +25,7 @@ from isthmus.errors import StorageError
 
 TOOLS = ("ip", "nsenter", "unshare", "setpriv", "mount", "bash")
 NET = "10.214"
+MOUNT_S = 30
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # Runs in the new namespaces. `opt` is covered by a small one of the host's own, with what was there still in place, so that
 # /opt/ml can be made without leaving anything on the machine.
@@ -77,7 +78,7 @@ def can_mount() -> str | None:
 class NamespaceHost:
     """A host: everything in a process namespace whose first process is the container's entry point."""
 
-    def __init__(self, name: str, address: str, link: str, bridge: str, container: Container) -> None:
+    def __init__(self, name: str, address: str, container: Container) -> None:
         self.name = name
         self.address = address
         self._mounts: list[subprocess.Popen[bytes]] = []
@@ -107,37 +108,42 @@ class NamespaceHost:
         assert self._process.stdin is not None
         self.output: IO[bytes] = self._process.stdout
         self.pid: int | None = None
-        try:
-            with os.fdopen(ready) as pipe:
-                if pipe.readline() != "ready\n":
-                    self._process.kill()
-                    why = self.output.read().decode(errors="replace").strip().splitlines()
-                    raise StorageError(f"no namespaces for {name}: {why[-1] if why else 'no reason given'}")
-            self.pid = only_child(self._process.pid)
-            run_ip(
-                f"link add {link} type veth peer name eth0 netns {self.pid}\nlink set {link} master {bridge} up"
-            )
-            run_ip(
-                f"addr add {address}/24 dev eth0\nlink set eth0 up\nlink set lo up",
-                within=["nsenter", "-t", str(self.pid), "-n"],
-            )
-            for target, command in container.fuse.items():
-                self._mount(target, command, home)
-            self._process.stdin.write(b"go\n")
-            self._process.stdin.close()
-        except BaseException:
-            self.close()
-            raise
+        self._ready = os.fdopen(ready)
+        self._container = container
 
-    def _mount(self, target: str, command: Sequence[str], home: Path) -> None:
+    def connect(self, link: str, bridge: str) -> None:
+        """Once the namespaces are there: the network, and what mounts the file systems. Raises StorageError."""
+        if self._ready.readline() != "ready\n":
+            self._process.kill()
+            why = self.output.read().decode(errors="replace").strip().splitlines()
+            raise StorageError(f"no namespaces for {self.name}: {why[-1] if why else 'no reason given'}")
+        self.pid = only_child(self._process.pid)
+        run_ip(
+            f"link add {link} type veth peer name eth0 netns {self.pid}\nlink set {link} master {bridge} up"
+        )
+        run_ip(
+            f"addr add {self.address}/24 dev eth0\nlink set eth0 up\nlink set lo up",
+            within=["nsenter", "-t", str(self.pid), "-n"],
+        )
+        for target, command in self._container.fuse.items():
+            self._mount(target, command)
+
+    def go(self) -> None:
+        """Starts the container, everything else being there."""
+        self._await_mounts()
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.close()
+
+    def _mount(self, target: str, command: Sequence[str]) -> None:
         """Mounts in the container's mount namespace, over this machine's network: isolated hosts read their data, too.
 
         The process that serves the mount is one of the container's process namespace, since it needs the same /proc; it
         ends with it.
         """
         assert self.pid is not None
-        log = home / "mount.log"
-        with log.open("ab") as stream:
+        home = self._container.home
+        with (home / "mount.log").open("ab") as stream:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(self.pid), "-m", "-p", "--"]
                 + [part.replace("{target}", target) for part in command],
@@ -147,16 +153,22 @@ class NamespaceHost:
                 stderr=stream,
             )
         self._mounts.append(process)
+
+    def _await_mounts(self) -> None:
         table = Path(f"/proc/{self.pid}/mountinfo")
-        wanted = target.replace(" ", "\\040")
-        deadline = time.monotonic() + 30
-        while not any(
-            line.split()[4] == wanted and "fuse" in line for line in table.read_text().splitlines()
-        ):
-            if process.poll() is not None or time.monotonic() > deadline:
-                told = log.read_text(errors="replace").strip().splitlines()
-                raise StorageError(f"cannot mount {target}: {told[-1] if told else 'no answer within 30 s'}")
-            time.sleep(0.02)
+        deadline = time.monotonic() + MOUNT_S
+        for target, process in zip(self._container.fuse, self._mounts, strict=True):
+            wanted = target.replace(" ", "\\040")
+            while not any(
+                line.split()[4] == wanted and "fuse" in line for line in table.read_text().splitlines()
+            ):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    told = (
+                        (self._container.home / "mount.log").read_text(errors="replace").strip().splitlines()
+                    )
+                    why = told[-1] if told else f"no answer within {MOUNT_S} s"
+                    raise StorageError(f"cannot mount {target}: {why}")
+                time.sleep(0.02)
 
     def poll(self) -> int | None:
         """See `Host`."""
@@ -176,6 +188,7 @@ class NamespaceHost:
     def close(self) -> None:
         """See `Host`."""
         self.kill()
+        self._ready.close()
         for mount in self._mounts:
             mount.kill()
             mount.wait()
@@ -221,22 +234,24 @@ class Bridge:
     def _link(self, index: int) -> str:
         return f"sm{self._mark}v{self._net:02x}-{index}"
 
-    def start(self, index: int, container: Container) -> NamespaceHost:
+    def start(self, containers: Sequence[Container]) -> Sequence[NamespaceHost]:
         """See `Cluster`."""
-        link = self._link(index)
-        host = NamespaceHost(self.names[index], self.address(index), link, self.bridge, container)
-        self._hosts.append(host)
-        return host
-
-    def cut(self, index: int) -> None:
-        """See `Cluster`."""
-        with contextlib.suppress(StorageError):
-            run_ip(f"link del {self._link(index)}")
+        # Each step on all hosts before the next: they come up side by side, and none runs before the others are there.
+        for index, (name, container) in enumerate(zip(self.names, containers, strict=True)):
+            self._hosts.append(NamespaceHost(name, self.address(index), container))
+        for index, host in enumerate(self._hosts):
+            host.connect(self._link(index), self.bridge)
+        for host in self._hosts:
+            host.go()
+        return list(self._hosts)
 
     def close(self) -> None:
         """See `Cluster`."""
-        for host in self._hosts:
+        for index, host in enumerate(self._hosts):
             host.close()
+            # The kernel takes its time to remove a namespace's links; the next cluster may want the name.
+            with contextlib.suppress(StorageError):
+                run_ip(f"link del {self._link(index)}")
         with contextlib.suppress(StorageError):
             run_ip(f"link del {self.bridge}")
 

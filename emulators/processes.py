@@ -1,6 +1,6 @@
 """Hosts as plain processes of this machine, each with a loopback address: for those without root or outside Linux.
 
-What is missing, compared to namespaces: an entry point that is PID 1, mounts, a network that can be cut.
+What is missing, compared to namespaces: an entry point that is PID 1, mounts, a network of their own.
 """
 
 from __future__ import annotations
@@ -100,14 +100,11 @@ class Loopback:
         self.gateway: str | None = "127.0.0.1"
         self._hosts: list[ProcessHost] = []
 
-    def start(self, index: int, container: Container) -> ProcessHost:
+    def start(self, containers: Sequence[Container]) -> Sequence[ProcessHost]:
         """See `Cluster`."""
-        host = ProcessHost(self.names[index], container)
-        self._hosts.append(host)
-        return host
-
-    def cut(self, index: int) -> None:
-        """There is no network to take it off."""
+        for name, container in zip(self.names, containers, strict=True):
+            self._hosts.append(ProcessHost(name, container))
+        return list(self._hosts)
 
     def close(self) -> None:
         """See `Cluster`."""

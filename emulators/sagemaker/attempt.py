@@ -12,6 +12,7 @@ from isthmus.emulators.hosts import Cluster, Container, Host
 from isthmus.emulators.image import find_image
 from isthmus.emulators.namespaces import Bridge
 from isthmus.emulators.processes import Loopback
+from isthmus.emulators.sagemaker.bucket import download
 from isthmus.emulators.sagemaker.checkpoints import Mirror
 from isthmus.emulators.sagemaker.job import TrainingJob
 from isthmus.emulators.sagemaker.logs import Metrics, Pump, create_group
@@ -29,7 +30,6 @@ from isthmus.emulators.sagemaker.tree import (
     resource_config,
     rewritten,
 )
-from isthmus.emulators.sagemaker.tree import download as fetch
 
 Why = Literal["completed", "failed", "stopped", "runtime", "wait", "interrupted", "lost", "closing"]
 TICK_S = 0.05
@@ -61,6 +61,8 @@ class Attempt:
         self.places: list[Place] = []
         self.mirrors: list[Mirror] = []
         self.pumps: list[Pump] = []
+        self.code = 0
+        """Exit code of the host that failed first."""
         self.metrics = Metrics(job)
         self._s3 = site.client("s3", job.region)
         self._logs = site.client("logs", job.region)
@@ -116,7 +118,7 @@ class Attempt:
                 folder.mkdir()
                 found = objects(self._s3, channel, index, self.count)
                 if input_mode(request, channel) == "File":
-                    fetch(self._s3, found, folder)
+                    download(self._s3, found, folder)
                 elif not self._mounts(channel, found):
                     copy_read_only(self._s3, found, folder)
             checkpoints = place.checkpoints(request)
@@ -139,13 +141,14 @@ class Attempt:
         job.move("Training", "Training image download completed. Training in progress.")
         create_group(self._logs)
         begun = max(int(time.time()), int(job.created) + job.attempts - 1)
-        for index, place in enumerate(self.places):
+        for place in self.places:
             if isinstance(cluster, Bridge):
                 (place.root / "hosts").write_text(cluster.hosts_file(), encoding="utf-8")
-            host = cluster.start(index, self._container(cluster, place, url))
-            with job.lock:
-                job.hosts = [*job.hosts, host]
-            self.pumps.append(Pump(host.output, f"{job.name}/algo-{index + 1}-{begun}"))
+        hosts = cluster.start([self._container(cluster, place, url) for place in self.places])
+        for index, host in enumerate(hosts, start=1):
+            self.pumps.append(Pump(host.output, f"{job.name}/algo-{index}-{begun}"))
+        with job.lock:
+            job.hosts = list(hosts)
 
     def _container(self, cluster: Cluster, place: Place, url: str | None) -> Container:
         job, request = self.job, self.request
@@ -209,6 +212,8 @@ class Attempt:
             if why is None:
                 why = self._reason(codes, now)
                 since = now
+                # Of the host that failed first; those that are ended on its account have codes of their own.
+                self.code = next((code for code in codes if code), 0)
                 if why in ("lost", "closing"):
                     kill_all(hosts)
                 elif why is not None:
@@ -256,7 +261,7 @@ class Attempt:
                 self.metrics.take(lines, self._cloudwatch)
 
     def _end(self, why: Why) -> Outcome:
-        job, hosts = self.job, self.job.hosts
+        job = self.job
         for pump in self.pumps:
             pump.wait(5)
         if why != "closing":
@@ -274,20 +279,16 @@ class Attempt:
         if why == "completed" or not is_spot(self.request) or why != "wait":
             job.move("Uploading", "Uploading generated training model")
             upload(self._s3, self.request, self.places, self.folder, model=why != "failed")
-        return Outcome(why, self._failure(hosts) if why == "failed" else None)
+        return Outcome(why, self._failure() if why == "failed" else None)
 
-    def _failure(self, hosts: list[Host]) -> str:
-        """FailureReason: what the first host that has one wrote to its failure file, and the exit code.
-
-        Hosts that were ended because another one had failed do not give the code: the first that failed does.
-        """
-        code = next((code for host in hosts if (code := host.poll()) not in (0, None)), 1)
+    def _failure(self) -> str:
+        """FailureReason: what the first host that has one wrote to its failure file, and the exit code."""
         told = ""
         for place in self.places:
             if place.failure.is_file():
                 told = place.failure.read_text(encoding="utf-8", errors="replace")[:REASON_LIMIT]
                 break
-        ending = f", exit code: {code}"
+        ending = f", exit code: {self.code}"
         return f"AlgorithmError: {told}"[: REASON_LIMIT - len(ending)] + ending
 
 

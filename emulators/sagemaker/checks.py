@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -232,8 +233,8 @@ def _vpc(request: Request, account: Account, region: str) -> Iterator[ServiceErr
         return
     ec2 = account.client("ec2", region)
     for subnet in config["Subnets"]:
-        if not _quietly(lambda subnet=subnet: ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]):
+        if not _quietly(functools.partial(ec2.describe_subnets, SubnetIds=[subnet])):
             yield rules.VPC.error(f"The subnet ID '{subnet}' does not exist.")
     for group in config["SecurityGroupIds"]:
-        if not _quietly(lambda group=group: ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]):
+        if not _quietly(functools.partial(ec2.describe_security_groups, GroupIds=[group])):
             yield rules.VPC.error(f"The security group '{group}' does not exist.")

@@ -85,8 +85,9 @@ def _fits(document: dict[str, Any], one: dict[str, Any]) -> bool:
     wanted = str(one.get("Value", ""))
     operator = one.get("Operator", "Equals")
     if operator in ("Exists", "NotExists"):
-        return (there is not None) == (operator == "Exists")
-    if operator in ("NotEquals",):
+        exists: bool = there is not None
+        return exists == (operator == "Exists")
+    if operator == "NotEquals":
         return str(there) != wanted
     if there is None:
         return False
@@ -97,12 +98,13 @@ def _fits(document: dict[str, Any], one: dict[str, Any]) -> bool:
     if operator == "In":
         return str(there) in wanted.split(",")
     left, right = _comparable(there), _comparable(wanted)
-    return {
+    orders: dict[str, bool] = {
         "GreaterThan": left > right,
         "GreaterThanOrEqualTo": left >= right,
         "LessThan": left < right,
         "LessThanOrEqualTo": left <= right,
-    }[operator]
+    }
+    return orders[operator]
 
 
 def _comparable(value: Any) -> float:

@@ -83,7 +83,7 @@ class Front:
         return self._answer(operation, environ, start_response)
 
     def _operation(self, environ: WSGIEnvironment) -> str:
-        target = environ.get("HTTP_X_AMZ_TARGET", "")
+        target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
         if target:
             return target.rpartition(".")[2]
         if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
