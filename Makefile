@@ -27,7 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # What only the system's package manager has: Chromium (the test that looks at the report), nginx (a delayed object store),
-# rclone, FUSE and iproute2 (hosts and mounts of the emulated clouds) need root on Debian or Ubuntu; Azurite (Blob) needs npm and goes to a cache folder. What is missing, its tests are skipped.
+# rclone, FUSE and iproute2 (hosts and mounts of the emulated clouds) need root on Debian or Ubuntu; Azurite (Blob) needs npm
+# and goes to a cache folder. What is missing, its tests are skipped.
 AZURITE := 3.37.0
 TEST_CACHE := $(or $(ISTHMUS_TEST_CACHE),$(HOME)/.cache/isthmus-tests)
 APT := $(if $(shell command -v chromium),,chromium) \

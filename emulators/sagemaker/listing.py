@@ -83,7 +83,7 @@ def _value(document: dict[str, Any], name: str) -> Any:
 def _fits(document: dict[str, Any], one: dict[str, Any]) -> bool:
     there = _value(document, one["Name"])
     wanted = str(one.get("Value", ""))
-    operator = one.get("Operator", "Equals")
+    operator = str(one.get("Operator", "Equals"))
     if operator in ("Exists", "NotExists"):
         exists: bool = there is not None
         return exists == (operator == "Exists")
