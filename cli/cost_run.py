@@ -69,6 +69,7 @@ def _so_far(run_uri: str, catalog: Catalog) -> tuple[Recipe, Spent]:
     from json import dumps
 
     from isthmus.backends.supervise import spans
+    from isthmus.cli.budgeting import FILE
     from isthmus.core.recipe import parse_recipe
     from isthmus.cost.spent import spent
     from isthmus.storage.rundir import RunDirectory
@@ -85,8 +86,18 @@ def _so_far(run_uri: str, catalog: Catalog) -> tuple[Recipe, Spent]:
         step=int(rows[-1]["step"]) if rows else 0,
         billed=_billed(events),
         catalog=catalog,
-        estimate=data.get("estimate"),
+        estimate=_kept(directory.read_file(FILE)),
     )
+
+
+def _kept(data: bytes | None) -> dict[str, Any] | None:
+    from json import loads
+
+    try:
+        kept = loads(data) if data else None
+    except ValueError:
+        return None
+    return kept if isinstance(kept, dict) else None
 
 
 def _billed(events: list[dict[str, Any]]) -> dict[str, float]:

@@ -42,9 +42,10 @@ def run_launch(
     from isthmus.backends.failover import choose, unreachable
     from isthmus.backends.launch import lines_so_far, start
     from isthmus.backends.prepare import preflight, refuse_errors
+    from isthmus.cli.budgeting import keep_estimate, with_budget
     from isthmus.errors import PreflightRefused
 
-    launch, notes = choose(count, make, preflight)
+    launch, notes = choose(count, make, lambda launch: with_budget(preflight(launch)))
     show_findings([*notes, *unreachable(launch), *launch.findings])
     refuse_errors(launch)
     if not as_json:
@@ -74,6 +75,8 @@ def run_launch(
             leave(look, facts, as_json=as_json)
         handle = look.handle
         facts["backend"] = handle.backend
+    else:
+        keep_estimate(launch)
     if job.detach:
         if not follow:
             text = f"started; next:\n{next_commands(job.run_id, supervised=_supervised(handle.backend))}"

@@ -100,11 +100,12 @@ def _show(make: Callable[[int], Launch], count: int, format: str, *, as_json: bo
 
     from isthmus.backends.failover import choose
     from isthmus.backends.prepare import refuse_errors
+    from isthmus.cli.budgeting import with_budget
     from isthmus.cli.following import show_findings
 
     if format not in ("json", "yaml", "text"):
         raise _usage(f"no format {format!r}", "there are json, yaml and text")
-    launch, notes = choose(count, make, lambda launch: launch)
+    launch, notes = choose(count, make, with_budget)
     show_findings([*notes, *launch.findings])
     refuse_errors(launch)
     rendered = launch.rendered

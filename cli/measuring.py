@@ -58,6 +58,7 @@ def _facts(one: Measured) -> dict[str, Any]:
         "measurement": one.measurement.to_json(),
         "prediction": estimate_json(one.estimate),
         "measured_share": one.share,
+        "measured_steps_share": one.steps_share,
         "file": str(one.file),
     }
 
@@ -83,8 +84,6 @@ def _text(found: Sequence[Measured]) -> str:
         if figures:
             told = ", ".join(f"{name.replace('_', ' ')} {value:.0f} %" for name, value in figures.items())
             lines.append(f"  {told}")
-        lines.append(
-            f"  the short run took {one.measurement.seconds:.0f} s, {100 * (one.share or 0):.1f} % of that"
-        )
+        lines.append()
         lines.append(f"  kept in {one.file}")
     return "\n".join(lines)

@@ -15,8 +15,9 @@ ALLOCATION_S = {"azure": 600.0, "sagemaker": 300.0, "local": 0.0}
 BILLED_ALLOCATION = {"azure": True, "sagemaker": False, "local": False}
 """Azure bills a node from when it runs, also while the others still come; SageMaker from TrainingStartTime, before image and
 data are fetched (AWS API reference, DescribeTrainingJob)."""
-IDLE_S = {"azure": 120.0}
-"""Azure ML's nodes stand idle after a job before they are taken down: `idle_time_before_scale_down`, 120 s unless set."""
+IDLE_S = {"azure": 600.0}
+"""Azure ML's nodes stand idle after a job before they are taken down (`idle_time_before_scale_down`): 600 s on clusters that
+isthmus creates (`backends.azure.cluster.idle`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,12 @@ from isthmus.core.recipe.schema import Recipe
 from isthmus.cost.estimate import Estimate
 from isthmus.cost.table import amount, dollars, estimate_json
 
-USD, HOURS, UNPRICED = "budget.max_usd", "budget.max_hours", "budget.unpriced"
+USD, HOURS, UNPRICED, UNESTIMATED = (
+    "budget.max_usd",
+    "budget.max_hours",
+    "budget.unpriced",
+    "budget.unestimated",
+)
 """Ids of the findings."""
 
 
@@ -44,7 +49,7 @@ def budget_findings(recipe: Recipe, found: Estimate) -> list[Finding]:
 
 
 def launch_record(found: Estimate) -> Mapping[str, Any]:
-    """What of an estimate is kept with a run, to be held against what it has cost: run.json's `estimate`."""
+    """What of an estimate is kept with a run, to be held against what it has cost."""
     told = estimate_json(found)
     names = (
         "backend",

@@ -32,8 +32,18 @@ class Measured:
     estimate: Estimate | None = None
     """Of the whole recipe."""
     error: IsthmusError | None = None
+    steps: int = 0
+    """Of the short run."""
+    whole_steps: int = 1
     file: Path | None = None
     """Where the measurement is kept."""
+
+    @property
+    def steps_share(self) -> float | None:
+        """Steps that were measured, of those of the whole run."""
+        if self.measurement is None or self.estimate is None:
+            return None
+        return self.steps / self.whole_steps
 
     @property
     def share(self) -> float | None:
@@ -96,7 +106,12 @@ def _one(
     found = replace(found, predicted_s=prediction.hours * 3600)
     file = record(folder, found)
     measured = Measured(
-        backend=backend, measurement=found, estimate=replace(prediction, measured=found), file=file
+        backend=backend,
+        measurement=found,
+        estimate=prediction,
+        steps=sum(counts),
+        whole_steps=sum(stage.total_steps for stage in whole.stages),
+        file=file,
     )
     say(
         f"{backend}: took {found.seconds:.0f} s, {100 * (measured.share or 0):.1f} % of the {prediction.hours:.3g} h that the "

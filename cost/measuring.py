@@ -13,15 +13,15 @@ from isthmus.cost.measured import Measurement, StageSpeed, speed_key
 from isthmus.cost.placing import Place
 from isthmus.errors import UsageError
 
-STEPS = 32
-"""Of each stage, where nobody says."""
+STEPS = 200
+"""Of each stage at most, where nobody says."""
 LEAST = 8
 """Steps of a stage below which nothing can be said."""
 WARM_UP = 4
 """First steps of a stage: kernels are chosen, caches are cold."""
 DRIFT = 0.03
 """How much a run of hours drifts from one of minutes, either way; ours."""
-_SHARE = 0.1
+_SHARE = 0.05
 _OUTLIER = 3.0  # times the median: a stall that is not the model's
 _Z80 = 1.2816  # of the normal distribution: four of five within
 
@@ -29,7 +29,7 @@ _Z80 = 1.2816  # of the normal distribution: four of five within
 def steps_of(recipe: Recipe, wanted: int | None) -> list[int]:
     """Steps of each stage that are measured: as many as asked for, never more than the stage has.
 
-    Where nobody says, a tenth of the stage at most, but enough to tell something.
+    Where nobody says, a twentieth of the stage at most, but enough to tell something.
 
     Raises:
         UsageError: fewer than can tell anything.

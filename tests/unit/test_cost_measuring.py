@@ -118,9 +118,9 @@ def test_a_stalled_step_is_cut_and_widens_the_interval() -> None:
 def test_the_short_run_is_short_keeps_its_batches_and_writes_and_validates_on_the_way() -> None:
     recipe = whole()
     brief = short(recipe)
-    assert [stage.total_steps for stage in brief.stages] == [32, 10]
-    assert brief.stages[1].samples == 1280
-    checkpoint, validation = special_steps(42)
+    assert [stage.total_steps for stage in brief.stages] == [50, 8]
+    assert brief.stages[1].samples == 8 * 128
+    checkpoint, validation = special_steps(58)
     assert (brief.checkpoint.every.steps, brief.validation.every.steps) == (checkpoint, validation)
     assert checkpoint != validation
     for total in range(8, 400):

@@ -124,9 +124,9 @@ def run(tmp_path: Path) -> RunDirectory:
             "backend": "azure",
             "recipe": recipe_data(recipe),
             "recipe_hash": recipe_hash(recipe),
-            "estimate": kept,
         },
     )
+    directory.write_file("estimate.json", json.dumps(kept).encode())
     now = time.time()
     for number, (job, usd) in enumerate([("sdxl-1-01", 128.0), ("sdxl-1-02", 512.0)], 1):
         told = submission(job, usd, "spot" if number == 1 else "on_demand")

@@ -1,0 +1,76 @@
+"""A launch's estimate: held against the recipe's budget before, and kept with the run to be held against its cost after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.backends.prepare import Launch
+    from isthmus.cost.estimate import Estimate
+
+FILE = "estimate.json"
+"""In the run directory; of the first launch."""
+
+
+def with_budget(launch: Launch) -> Launch:
+    """The launch with what its estimate says of `budget.max_usd` and `max_hours`; nothing where there is no cap."""
+    from dataclasses import replace
+
+    from isthmus.backends.spec import Finding
+    from isthmus.cost.budget import UNESTIMATED, budget_findings
+    from isthmus.errors import IsthmusError
+
+    budget = launch.job.source.budget
+    if budget.max_usd is None and budget.max_hours is None:
+        return launch
+    try:
+        found = budget_findings(launch.job.source, estimate_of(launch))
+    except IsthmusError as error:
+        if launch.backend.name == "local":
+            return launch  # a CPU's speed nobody estimates, and nothing is billed
+        text = f"the budget cannot be checked before the launch: {error}"
+        found = [Finding(UNESTIMATED, "warning", text)]
+    return replace(launch, findings=(*launch.findings, *found))
+
+
+def keep_estimate(launch: Launch) -> None:
+    """Puts the estimate into the run directory, once; a run that cannot be estimated has none."""
+    from contextlib import suppress
+    from json import dumps
+
+    from isthmus.cost.budget import launch_record
+    from isthmus.errors import IsthmusError
+    from isthmus.storage.rundir import RunDirectory
+
+    with suppress(IsthmusError):
+        run = RunDirectory(launch.job.run_uri)
+        if run.read_file(FILE) is None:
+            kept = launch_record(estimate_of(launch))
+            run.write_file(FILE, (dumps(kept, indent=1) + "\n").encode())
+
+
+def estimate_of(launch: Launch) -> Estimate:
+    """Of the whole run where it is about to go. Raises IsthmusError where that cannot be told."""
+    from isthmus.cli.costing import catalog_of, known_measurements
+    from isthmus.cost.estimate import estimate
+    from isthmus.cost.measured import fitting
+    from isthmus.cost.placing import place
+
+    recipe, offer, catalog = launch.job.source, launch.offer, catalog_of(None)
+    away = offer is not None and launch.backend.name != "local"
+    where = place(
+        recipe,
+        catalog,
+        backend=launch.backend.name,
+        region=offer.region if offer and away else None,
+        tier=offer.tier if offer and away else None,
+        sku=offer.sku if offer and away else None,
+    )
+    measured = fitting(
+        known_measurements(recipe),
+        backend=where.backend,
+        sku=where.sku,
+        nodes=where.nodes,
+        gpus_per_node=where.gpus_per_node,
+    )
+    return estimate(recipe, place=where, catalog=catalog, measured=measured)
