@@ -17,7 +17,7 @@ from isthmus.emulators.sagemaker.checkpoints import Mirror
 from isthmus.emulators.sagemaker.job import TrainingJob
 from isthmus.emulators.sagemaker.logs import Metrics, Pump, create_group
 from isthmus.emulators.sagemaker.outputs import upload
-from isthmus.emulators.sagemaker.requests import checkpoint_path, input_mode, is_spot, stopping
+from isthmus.emulators.sagemaker.requests import checkpoint_path, input_mode, stopping
 from isthmus.emulators.sagemaker.site import KEYS, Site
 from isthmus.emulators.sagemaker.tree import (
     ML,
@@ -276,9 +276,8 @@ class Attempt:
             mirror.sync()
         if why == "interrupted":
             return Outcome(why)
-        if why == "completed" or not is_spot(self.request) or why != "wait":
-            job.move("Uploading", "Uploading generated training model")
-            upload(self._s3, self.request, self.places, self.folder, model=why != "failed")
+        job.move("Uploading", "Uploading generated training model")
+        upload(self._s3, self.request, self.places, self.folder, model=why != "failed")
         return Outcome(why, self._failure() if why == "failed" else None)
 
     def _failure(self) -> str:

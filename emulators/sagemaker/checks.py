@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from isthmus.emulators.sagemaker import refusals as rules
-from isthmus.emulators.sagemaker.errors import ServiceError
+from isthmus.emulators.sagemaker.errors import ServiceError, ValidationException
 from isthmus.emulators.sagemaker.permissions import Denied
 from isthmus.emulators.sagemaker.requests import (
     LOCAL_STORAGE,
@@ -54,9 +54,25 @@ def check(request: Request, account: Account, region: str) -> None:
         raise rules.SHAPE.error(f"{len(found)} validation error{plural} detected: {'; '.join(found[:10])}")
     for refused in _offline(request):
         raise refused
+    for part in _not_emulated(request):
+        raise ValidationException(f"emulator: {part} is not emulated")
     for look in (_role, _image, _inputs, _outputs, _vpc):
         for refused in look(request, account, region):
             raise refused
+
+
+def _not_emulated(request: Request) -> Iterator[str]:
+    """What the service can do and this cannot: better refused than run as something else."""
+    for channel in request.get("InputDataConfig", []):
+        source = channel["DataSource"].get("S3DataSource")
+        if source is None:
+            yield f"a data source other than S3 (channel {channel['ChannelName']})"
+        elif source["S3DataType"] not in ("S3Prefix", "ManifestFile"):
+            yield f"S3DataType {source['S3DataType']}"
+        if input_mode(request, channel) == "Pipe":
+            yield "Pipe mode"
+    if "ResourceConfig" not in request:
+        yield "a serverless training job"
 
 
 def _offline(request: Request) -> Iterator[ServiceError]:

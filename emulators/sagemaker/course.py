@@ -109,8 +109,7 @@ def _provision(job: TrainingJob, site: Site, deadline: float | None) -> bool:
                 if site.capacity.take(kind, count, spot):
                     with job.lock:
                         job.selected = (kind, count)
-                        if job.secondary != "Stopping":
-                            job.move("Starting", "Preparing the instances for training")
+                        job.move("Starting", "Preparing the instances for training")
                     return True
             site.slots.release()
         if job.stop_asked or site.closing.is_set():

@@ -12,6 +12,7 @@ from isthmus.emulators.hosts import Host
 from isthmus.emulators.sagemaker.requests import is_spot
 from isthmus.emulators.sagemaker.shapes import members
 
+BEGINNINGS = frozenset({"Starting", "Pending", "Downloading", "Training", "Interrupted", "Restarting"})
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
 SPOT_SHARE = 0.3
 """What of a spot instance's training time is billed: managed spot tells its discount as less billable time."""
@@ -84,8 +85,10 @@ class TrainingJob:
         return self.status in ENDED
 
     def move(self, secondary: str, message: str, status: str | None = None) -> None:
-        """The next transition; one with the same word only gets a new message."""
+        """The next transition; one with the same word only gets a new message. A job that is being stopped begins nothing."""
         with self.lock:
+            if self.stop_asked and secondary in BEGINNINGS:
+                return
             now = self.modified = time.time()
             if self.transitions and self.transitions[-1]["Status"] == secondary:
                 self.transitions[-1]["StatusMessage"] = message
@@ -97,6 +100,7 @@ class TrainingJob:
             self.status = status or self.status
             if self.over:
                 self.ended = now
+                self.trained, self.training_since = self.seconds(now), None
                 self.transitions[-1]["EndTime"] = now
 
     def seconds(self, now: float) -> float:

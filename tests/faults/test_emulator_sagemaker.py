@@ -36,7 +36,7 @@ from isthmus.errors import UsageError
 pytestmark = [pytest.mark.faults]
 TWO = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2}
 SLEEPS = "trap 'echo got TERM; exit 75' TERM; echo ready $$; while :; do sleep 0.1; done"
-GRACE_S = 1.5
+GRACE_S = 1.0
 
 
 def fill() -> None:
@@ -192,7 +192,9 @@ def test_a_spot_interruption_restarts_in_place_until_the_wait_is_over(
     assert len(streams) == 3
 
 
+@pytest.mark.slow
 def test_no_restart_once_the_wait_is_over(cloud: SageMakerEmulator, submit: Any) -> None:
+    """Slow: waits four real seconds."""
     name = submit("short-wait", SLEEPS, **spot(4, 4))
     until_said(name, "ready")
     cloud.capacity["ml.p4d.24xlarge spot"] = 0
@@ -337,7 +339,9 @@ def started(folder: Path, *options: str) -> tuple[subprocess.Popen[str], dict[st
     return process, json.loads(process.stdout.readline())
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_an_emulator_that_was_killed(cloud: SageMakerEmulator, tmp_path: Path) -> None:
+    """Slow: an emulator as a process of its own."""
     process, told = started(tmp_path)
     try:
         assert told["privileges"] == "namespaces"
@@ -371,8 +375,9 @@ def running(words: str) -> bool:
     return subprocess.run(["pgrep", "-f", words], stdout=subprocess.DEVNULL).returncode == 0
 
 
+@pytest.mark.slow
 def test_without_root_hosts_are_processes_and_it_says_so(tmp_path: Path) -> None:
-    """Another emulator may be open in this process: this one is a process, driven through its control address."""
+    """Slow: another emulator may be open in this process, so this one is a process, driven through its control address."""
     process, told = started(tmp_path, "--privileges", "processes")
     try:
         assert told["privileges"] == "processes"

@@ -176,6 +176,15 @@ def test_every_rule_has_a_case_and_says_where_it_is_written() -> None:
     assert all(one.rule and one.source and one.words in ("service", "ours") for one in REFUSALS)
 
 
+def test_what_is_not_emulated_is_refused(cloud: SageMakerEmulator, sagemaker: Any) -> None:
+    for body in (
+        request(cloud.role, "pipe", InputDataConfig=[channel("a", mode="Pipe")]),
+        request(cloud.role, "augmented", InputDataConfig=[channel("a", S3DataType="AugmentedManifestFile")]),
+    ):
+        with pytest.raises(ClientError, match="is not emulated"):
+            sagemaker.create_training_job(**body)
+
+
 def test_an_image_that_nobody_has(cloud: SageMakerEmulator, sagemaker: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(cloud, "images", {"ours:*": cloud.images["*"]})
     with pytest.raises(ClientError, match=r"Requested image .* not found"):
