@@ -126,8 +126,10 @@ def _snake(name: str) -> str:
 def _compute(configs: Any, request: Any, resources: Any) -> Any:
     values = {_snake(name): value for name, value in resources.items() if name != "InstancePreferences"}
     if "InstancePreferences" in resources:
+        from sagemaker.core.shapes import InstancePreference
+
         values["instance_preferences"] = [
-            _made(configs.InstancePreference, one) for one in resources["InstancePreferences"]
+            _made(InstancePreference, one) for one in resources["InstancePreferences"]
         ]
     return configs.Compute(**values, enable_managed_spot_training=request["EnableManagedSpotTraining"])
 
