@@ -42,10 +42,15 @@ def measure(
         assume=assume,
         say=say,
     )
-    emit([_facts(one) for one in found], as_json=as_json, text=lambda: _text(found))
+    show(found, as_json=as_json)
     failed = [one.error for one in found if one.error is not None]
     if failed:
         raise typer.Exit(failed[0].exit_code)
+
+
+def show(found: Sequence[Measured], *, as_json: bool) -> None:
+    """Prints what each backend's short run said."""
+    emit([_facts(one) for one in found], as_json=as_json, text=lambda: _text(found))
 
 
 def _facts(one: Measured) -> dict[str, Any]:
@@ -84,6 +89,9 @@ def _text(found: Sequence[Measured]) -> str:
         if figures:
             told = ", ".join(f"{name.replace('_', ' ')} {value:.0f} %" for name, value in figures.items())
             lines.append(f"  {told}")
-        lines.append()
+        lines.append(
+            f"  the short run: {one.steps} steps, {100 * (one.steps_share or 0):.1f} % of all; "
+            f"{one.measurement.seconds:.0f} s with its start, {100 * (one.share or 0):.1f} % of that time"
+        )
         lines.append(f"  kept in {one.file}")
     return "\n".join(lines)

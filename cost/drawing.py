@@ -206,7 +206,7 @@ def _svg(shape: Shape) -> str:
 def _dashes(points: tuple[tuple[float, float], ...]) -> list[tuple[tuple[float, float], ...]]:
     import math
 
-    found = []
+    found: list[tuple[tuple[float, float], ...]] = []
     for (x0, y0), (x1, y1) in pairwise(points):
         length = math.hypot(x1 - x0, y1 - y0)
         at = 0.0

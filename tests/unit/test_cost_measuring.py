@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,6 @@ def short(recipe: Recipe, steps: int | None = None) -> Recipe:
 
 
 def _stages(recipe: Recipe) -> str:
-    import json
-
     return json.dumps([stage.model_dump(mode="json", exclude_unset=True) for stage in recipe.stages])
 
 
@@ -165,3 +164,31 @@ def test_a_file_that_is_no_measurement_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a measurement") as error:
         measurements(tmp_path, "abc")
     assert "abc-there.json" in str(error.value)
+
+
+def test_what_was_measured_is_told_stage_by_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    from isthmus.cli.measuring import show
+    from isthmus.cost.measure import Measured
+
+    recipe = whole()
+    found = measured(recipe)
+    prediction = estimate(recipe, place=local(recipe), catalog=NOWHERE, measured=found)
+    one = Measured(
+        backend="local",
+        measurement=found,
+        estimate=prediction,
+        steps=58,
+        whole_steps=1100,
+        file=Path("kept.json"),
+    )
+    failed = Measured(backend="azure", error=UsageError("no workspace"))
+    show([one, failed], as_json=False)
+    out = capsys.readouterr().out
+    assert "a: 128 images/s" in out
+    assert "the short run: 58 steps, 5.3 % of all" in out
+    assert "kept in kept.json" in out
+    assert "azure: no workspace" in out
+    show([one, failed], as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told[0]["prediction"]["speed"] == "measured"
+    assert told[1]["error"] == "no workspace"
