@@ -57,7 +57,7 @@ class Attempt:
         """When a spot job's wait is over; None for others."""
         self.request = job.request
         self.count = job.selected[1] if job.selected else 1
-        self.folder = site.folder / "jobs" / job.name / f"attempt-{job.attempts}"
+        self.folder = site.folder / "jobs" / job.region / job.name / f"attempt-{job.attempts}"
         self.places: list[Place] = []
         self.mirrors: list[Mirror] = []
         self.pumps: list[Pump] = []

@@ -358,6 +358,11 @@ def test_jobs_of_another_region_are_others(cloud: SageMakerEmulator, sagemaker: 
     west.create_training_job(**request(cloud.role, "both-coasts", OutputDataConfig=output))
     arn = west.describe_training_job(TrainingJobName="both-coasts")["TrainingJobArn"]
     assert arn.split(":")[3] == "us-west-2"
+    while (state := west.describe_training_job(TrainingJobName="both-coasts"))[
+        "TrainingJobStatus"
+    ] == "InProgress":
+        time.sleep(0.02)
+    assert state["TrainingJobStatus"] == until_ended("both-coasts")["TrainingJobStatus"] == "Completed"
 
 
 @pytest.mark.parametrize("how", ["ThrottlingException", 429, 503])
