@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.summary import admitted_world_sizes
-from isthmus.cost.drawing import Circle, Drawing, Polyline, Rect, Text, nice_ticks
+from isthmus.cost.drawing import Circle, Drawing, Polyline, Rect, Text, log_ticks, nice_ticks
 from isthmus.cost.estimate import Estimate
 from isthmus.cost.table import amount, dollars
 
@@ -15,6 +16,7 @@ INK, MUTED, GRID = "#1b1f24", "#5b636e", "#e3e6ea"
 COLOURS = {"azure": "#0072b2", "sagemaker": "#d55e00"}
 """Of backends; Okabe and Ito's palette, as in the reports of runs."""
 OTHER = "#00805f"
+_LOG_FROM = 6.0  # times between the ends of an axis
 _BARS = ("#0072b2", "#56b4e9", "#00805f", "#b0578d", "#d55e00", "#8a6d00", "#333b46")
 
 
@@ -153,14 +155,14 @@ def scatter(dots: Sequence[Dot], title: str) -> Drawing:
     if not dots:
         drawing.add(Text(left, 80, "nobody prices any of these offers", MUTED, 14))
         return drawing
-    x_ticks = nice_ticks(max(dot.hours for dot in dots) * 1.04, 6)
-    y_ticks = nice_ticks(max(dot.usd for dot in dots) * 1.06, 5)
+    x_ticks, x_log = _axis([dot.hours for dot in dots])
+    y_ticks, y_log = _axis([dot.usd for dot in dots])
 
     def x(hours: float) -> float:
-        return left + (right - left) * hours / x_ticks[-1]
+        return left + (right - left) * _share(hours, x_ticks, x_log)
 
     def y(usd: float) -> float:
-        return bottom - (bottom - top) * usd / y_ticks[-1]
+        return bottom - (bottom - top) * _share(usd, y_ticks, y_log)
 
     for tick in y_ticks:
         drawing.add(
@@ -169,7 +171,9 @@ def scatter(dots: Sequence[Dot], title: str) -> Drawing:
         )
     for tick in x_ticks:
         drawing.add(Text(x(tick), bottom + 18, f"{tick:,.6g}", MUTED, 11, "middle"))
-    drawing.add(Text((left + right) / 2, bottom + 40, "hours", MUTED, 12, "middle"))
+    scale = ", ".join(name for name, log in (("hours", x_log), ("dollars", y_log)) if log)
+    label = f"hours (logarithmic: {scale})" if scale else "hours"
+    drawing.add(Text((left + right) / 2, bottom + 40, label, MUTED, 12, "middle"))
     front = sorted((dot for dot in dots if dot.pareto), key=lambda dot: dot.hours)
     if len(front) > 1:
         drawing.add(Polyline(tuple((x(dot.hours), y(dot.usd)) for dot in front), INK, 1.2, True))
@@ -183,3 +187,18 @@ def scatter(dots: Sequence[Dot], title: str) -> Drawing:
         drawing.add(Circle(at + 6, 18, 5, COLOURS.get(backend, OTHER)), Text(at + 18, 22, backend, INK, 12))
     drawing.add(Text(right, 22, "filled, joined: nothing is both cheaper and faster", MUTED, 11, "end"))
     return drawing
+
+
+def _axis(values: Sequence[float]) -> tuple[list[float], bool]:
+    """Ticks, and whether they are logarithmic: where the values span much."""
+    low, high = min(values), max(values)
+    if low > 0 and high / low >= _LOG_FROM:
+        return log_ticks(low / 1.05, high * 1.05), True
+    return nice_ticks(high * 1.05, 6), False
+
+
+def _share(value: float, ticks: Sequence[float], log: bool) -> float:
+    """Of the axis, from 0 to 1."""
+    if log:
+        return math.log(value / ticks[0]) / math.log(ticks[-1] / ticks[0])
+    return value / ticks[-1]

@@ -296,7 +296,7 @@ def _ranked(rows: Sequence[Row]) -> list[Row]:
 def _without(found: Estimate, groups: set[str]) -> float | None:
     if found.usd is None:
         return None
-    return found.usd - math.fsum(line.usd or 0.0 for line in found.lines if line.group in groups)
+    return math.fsum(line.usd or 0.0 for line in found.lines if line.group not in groups)
 
 
 def _beats(other: Row, row: Row) -> bool:

@@ -159,18 +159,17 @@ def comparison_page(found: Comparison, *, written: str) -> str:
 
 def _summary(found: Comparison) -> str:
     priced = [row for row in found.rows if row.estimate.usd is not None]
-    names: dict[str, list[str]] = {}
-    chosen: dict[str, Row] = {}
-    for row in priced:
-        for name, is_it in (("cheapest", row.cheapest), ("fastest", row.fastest)):
-            if is_it and not any(name in told for told in names.values()):
-                names.setdefault(row.place.label, []).append(name)
-                chosen[row.place.label] = row
-    parts = [
-        f"The {' and '.join(names[label])} offer: <b>{escape(label)}</b>, {dollars(row.estimate.usd or 0)}, "
-        f"{amount(row.estimate.hours)} h."
-        for label, row in chosen.items()
-    ]
+    parts = []
+    if priced:
+        quickest = min(priced, key=lambda row: row.estimate.hours)
+        same = quickest is priced[0]
+        named = [("cheapest and fastest" if same else "cheapest", priced[0])]
+        named += [] if same else [("fastest", quickest)]
+        parts = [
+            f"The {name} offer with a price: <b>{escape(row.place.label)}</b>, {dollars(row.estimate.usd or 0)}, "
+            f"{amount(row.estimate.hours)} h."
+            for name, row in named
+        ]
     count = len(found.rows) - len(priced)
     if count:
         parts.append(f"{count} offers are priced by nobody; {escape(found.rows[-1].place.how_to_price())}.")
@@ -198,10 +197,10 @@ _STYLE = """
 :root { color-scheme: light; }
 body { margin: 0; background: #fff; color: #1b1f24; font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans",
   "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums; }
-main { max-width: 1240px; margin: 0 auto; padding: 24px 20px 48px; }
+main { max-width: 1280px; margin: 0 auto; padding: 24px 20px 48px; }
 h1 { font-size: 24px; margin: 0 0 8px; } h2 { font-size: 16px; margin: 28px 0 6px; }
 figure { margin: 16px 0; } figure svg { width: 100%; height: auto; max-width: 940px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 14px; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; color: #5b636e; font-weight: 600; border-bottom: 1px solid #1b1f24; }
 th, td { padding: 5px 10px 5px 0; white-space: nowrap; } td { border-bottom: 1px solid #e3e6ea; }
 .n { text-align: right; } .front td { font-weight: 600; } .unpriced td { color: #5b636e; }

@@ -175,6 +175,17 @@ def nice_ticks(high: float, count: int = 5) -> list[float]:
     return [step * index for index in range(math.ceil(high / step - 1e-9) + 1)]
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, from at most `low` to at least `high`; both above zero."""
+    import math
+
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks = [nice * 10.0**power for power in range(first, last + 1) for nice in (1, 2, 5)]
+    below = max((tick for tick in ticks if tick <= low * (1 + 1e-9)), default=ticks[0])
+    above = min((tick for tick in ticks if tick >= high * (1 - 1e-9)), default=ticks[-1])
+    return [tick for tick in ticks if below <= tick <= above]
+
+
 def _svg(shape: Shape) -> str:
     if isinstance(shape, Rect):
         fade = f' fill-opacity="{shape.opacity:g}"' if shape.opacity < 1 else ""

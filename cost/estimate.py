@@ -19,6 +19,7 @@ from isthmus.cost.catalog import Catalog, Price
 from isthmus.cost.lines import Dataset, Line, lines
 from isthmus.cost.measured import Measurement
 from isthmus.cost.placing import Place, find_price, nodes_for, place, with_place
+from isthmus.cost.saying import age_said, assumptions_said, warnings_said
 from isthmus.cost.spot import break_even_rate, expected_hours
 from isthmus.cost.times import Times, row_bytes, times
 from isthmus.errors import IsthmusError, UsageError
@@ -179,10 +180,10 @@ def estimate(
         times=found,
         measured=measured,
         basis=speeds[0][3],
-        assumptions=_assumptions(recipe, place, found, filled, data, measured),
+        assumptions=assumptions_said(recipe, place, found, filled, data, measured),
         warnings=(
-            *_warnings(recipe, place, found, slow, speeds, caps),
-            *_old(place.price, today),
+            *warnings_said(recipe, place, found, slow, speeds, caps),
+            *age_said(place.price, today),
             *catalog.warnings,
         ),
         spot=_spot(recipe, place, found, catalog, filled) if place.tier == "spot" else None,
@@ -320,78 +321,6 @@ def _spot(recipe: Recipe, place: Place, found: Times, catalog: Catalog, assume: 
         on_demand_usd=on_demand_usd,
         break_even=break_even,
     )
-
-
-def _assumptions(
-    recipe: Recipe,
-    place: Place,
-    found: Times,
-    assume: Assumptions,
-    data: Dataset,
-    measured: Measurement | None,
-) -> tuple[str, ...]:
-    said = []
-    if place.why:
-        said.append(place.why)
-    if place.backend != "local":
-        said.append(
-            f"start-up: {assume.allocation_s:g} s for the nodes, {assume.image_gb:g} GB of image at "
-            f"{assume.pull_gb_per_s:g} GB/s, {(measured.start_s if measured else assume.start_s):g} s of processes and data"
-            + (f", {assume.compile_s:g} s of compiling a stage" if recipe.parallel.compile else "")
-        )
-        low, rate, high = assume.interruptions(place.tier)
-        said.append(
-            f"interruptions of a node: {rate:.3g} an hour"
-            + (f" ({low:.3g} to {high:.3g})" if low != high else "")
-            + f", so one of the run in {found.interruption_model.mean_h:,.1f} h; nobody's promise"
-        )
-        said.append(
-            f"the storage path gives a node {assume.read_gb_per_s(recipe.data.access):g} GB/s (data.access "
-            f"{recipe.data.access}), checkpoints go at {assume.store_gb_per_s:g} GB/s a node"
-        )
-        said.append(f"data and checkpoints are kept for {assume.kept_months:g} months after the run")
-    if data.lies_in is not None:
-        said.append(f"the data lies in {' '.join(data.lies_in)}")
-    if data.gigabytes is None:
-        said.append("the dataset's size is not known: --dataset-gb")
-    return tuple(said)
-
-
-def _warnings(
-    recipe: Recipe,
-    place: Place,
-    found: Times,
-    slow: Times,
-    speeds: Sequence[tuple[float, float, float, str]],
-    caps: Sequence[float],
-) -> tuple[str, ...]:
-    said = []
-    for index, stage in enumerate(recipe.stages):
-        fit = memory_fit(recipe, index)
-        if fit is not None and not fit.fits:
-            change = f"; fits with {fit.change}" if fit.change else ""
-            said.append(f"stage {stage.name} does not fit into {place.gpu}: {fit.arithmetic()}{change}")
-        if speeds[index][0] > caps[index]:
-            said.append(
-                f"stage {stage.name} is limited by its data: {caps[index]:,.0f} images/s can be read, "
-                f"{speeds[index][0]:,.0f} could be trained on"
-            )
-    restarts = recipe.compute.max_restarts
-    if slow.interruptions > restarts and place.tier == "spot":
-        said.append(
-            f"up to {slow.interruptions:,.0f} interruptions are expected, and compute.max_restarts is {restarts}"
-        )
-    best = found.best_interval_h
-    if place.tier == "spot" and not best / 3 < found.interval_h < best * 3:
-        said.append(
-            f"checkpoints every {60 * found.interval_h:,.0f} min; every {60 * best:,.0f} min would lose least (Daly 2006)"
-        )
-    return tuple(said)
-
-
-def _old(price: Price | None, today: date | None) -> tuple[str, ...]:
-    old = None if price is None else price.stale(today)
-    return () if old is None else (old,)
 
 
 __all__ = ["Estimate", "SpotFacts", "StageCost", "estimate", "nodes_for", "prior", "speed_of", "usd_per_hour"]
