@@ -44,11 +44,15 @@ class History:
         self._discovery = discovery
         self._base: str | None = None
         transport = transport or RequestsTransport(connection_timeout=20, read_timeout=60)
-        retry = RetryPolicy(retry_total=3, retry_backoff_factor=0.4, retry_backoff_max=5)
-        bearer = BearerTokenCredentialPolicy(credential(), SCOPE)
-        self._signed: Any = Pipeline(transport, [HeadersPolicy(), retry, bearer])
+
+        def pipeline(*more: Any) -> Any:
+            # Policies of its own: one that two pipelines share goes on with the later one's.
+            retry = RetryPolicy(retry_total=3, retry_backoff_factor=0.4, retry_backoff_max=5)
+            return Pipeline(transport, [HeadersPolicy(), retry, *more])
+
+        self._signed = pipeline(BearerTokenCredentialPolicy(credential(), SCOPE))
         # A SAS signs itself; a token beside it would be refused.
-        self._plain: Any = Pipeline(transport, [HeadersPolicy(), retry])
+        self._plain = pipeline()
 
     def _get(self, pipeline: Any, url: str, doing: str, headers: dict[str, str] | None = None) -> Any:
         from azure.core.exceptions import HttpResponseError

@@ -14,6 +14,8 @@ from isthmus.backends.spec import LogLine
 
 _NAME = re.compile(r"user_logs/std_log(?:_process_0*(?P<node>\d+))?\.txt")
 _TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?")
+INTERVAL_S = 3.0
+"""Between looks at a job that is followed."""
 PATIENCE_S = 600.0
 """For which a follower goes on asking while nobody answers."""
 
@@ -92,7 +94,7 @@ def follow(
     tailer: Tailer,
     ended: Callable[[], bool],
     *,
-    interval: float = 3.0,
+    interval: float | None = None,
     patience: float = PATIENCE_S,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -103,6 +105,7 @@ def follow(
         Unreachable: nobody answered for `patience` seconds.
     """
     silent_since: float | None = None
+    interval = INTERVAL_S if interval is None else interval
     while True:
         try:
             # Asked before reading: what was printed before the end is read after it.

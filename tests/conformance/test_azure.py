@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from isthmus.backends.azure import logs
 from isthmus.backends.azure.backend import AzureBackend
-from isthmus.backends.conformance import BackendConformance, Rehearse
+from isthmus.backends.conformance import RECIPE, BackendConformance, Rehearse
 from isthmus.backends.registry import get_backend
-from isthmus.backends.spec import Backend, Job
-from isthmus.core.recipe import Recipe
+from isthmus.backends.spec import Backend, Handle, Job
+from isthmus.core.recipe import Recipe, parse_recipe, resolve
 from isthmus.errors import IsthmusError, UsageError
+from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 
 IMAGE = "exampleregistry.azurecr.io/train@sha256:" + "0123456789abcdef" * 4
@@ -65,24 +67,31 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         yield Cloud(emulator, env)
 
 
+_runs = itertools.count(1)
+
+
+@pytest.mark.slow
 class TestAzure(BackendConformance):
+    """Slow: each job starts torchrun."""
+
     @pytest.fixture
-    def backend(self, cloud: Cloud) -> Backend:
+    def backend(self, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Backend:
+        monkeypatch.setattr(logs, "INTERVAL_S", 0.2)
         return get_backend("azure")
 
     @pytest.fixture
-    def runs(self, cloud: Cloud, tmp_path: Path) -> str:
-        return str(cloud.emulator.container_uri("runs", tmp_path.name))
+    def runs(self, cloud: Cloud) -> str:
+        # Names of jobs are never given back, and the suite's runs all have the same one.
+        return str(cloud.emulator.container_uri("runs", f"runs-{next(_runs)}"))
 
     @pytest.fixture
-    def recipe(self, recipe: Recipe, cloud: Cloud) -> Recipe:
-        data = recipe.data.sources[0].model_copy(
-            update={"uri": "az://no-such-data@devstoreaccount1.blob.core.windows.net/none"}
-        )
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"sources": [data]})})
+    def recipe(self, runs: str) -> Recipe:
+        data = "az://no-such-data@devstoreaccount1.blob.core.windows.net/none"
+        text = RECIPE.replace("DATA", json.dumps(data)).replace("RUNS", json.dumps(runs))
+        return parse_recipe(text, filename="conformance.yaml").recipe
 
     @pytest.fixture
-    def settings(self, cloud: Cloud) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {
             "region": "italynorth",
             "compute": "cpu",
@@ -92,20 +101,38 @@ class TestAzure(BackendConformance):
         }
 
     @pytest.fixture
-    def rehearse(self, cloud: Cloud) -> Rehearse:
+    def job(self, backend: Backend, recipe: Recipe, runs: str, settings: dict[str, Any]) -> Job:
+        """Under a name of its own: a workspace has each once."""
+        run_id = f"conformance-{runs.rpartition('-')[2]}"
+        return Job(
+            recipe=resolve(recipe, backend.name),
+            source=recipe,
+            backend=backend.name,
+            run_id=run_id,
+            run_uri=filesystems.join(runs, run_id),
+            settings=backend.settings.model_validate(settings),
+        )
+
+    @pytest.fixture
+    def rehearse(self, cloud: Cloud) -> Iterator[Rehearse]:
         """A job inherits nothing from its launcher: the image sets what the rehearsal's ranks do."""
 
         def rehearse(plan: dict[str, Any]) -> None:
             cloud.env["ISTHMUS_TRAINER_MODULE"] = "isthmus.core.rehearsal"
             cloud.env["ISTHMUS_REHEARSAL"] = json.dumps(plan)
 
-        return rehearse
+        yield rehearse
+        cloud.env.clear()
 
-    @pytest.fixture
-    def job(self, job: Job, tmp_path: Path) -> Job:
-        """Under a name of its own: a workspace has each once."""
-        run_id = f"conformance-{tmp_path.name.replace('_', '-')[:40]}"
-        return replace(job, run_id=run_id, run_uri=job.run_uri.replace("conformance-1", run_id))
+    def submit(self, backend: Backend, job: Job) -> Handle:
+        """As the launcher does: the event names the job."""
+        run, rendered = RunDirectory(job.run_uri), backend.render(job)
+        if not run.exists():
+            run.create(
+                "", {"id": job.run_id, "name": job.recipe.name, "backend": job.backend, "recipe_hash": ""}
+            )
+        run.event("submitted", backend=job.backend, job_id=rendered.job_id)
+        return backend.submit(rendered)
 
     # -- what a cloud's backend does beyond the suite
 

@@ -372,6 +372,7 @@ def test_logs_over_http_ask_for_what_is_new(tmp_path: Path) -> None:
         if request.path == "/discovery":
             return Answer(200, {"history": BASE})
         if request.path.endswith("/details"):
+            assert request.headers["authorization"] == "Bearer not-a-token"
             return Answer(200, {"logFiles": {NODE.format("0"): f"{BASE}/log?sig=x"}})
         if request.path == "/log":
             assert "authorization" not in request.headers, "a SAS signs itself"
