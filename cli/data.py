@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from isthmus.cli import data_bench, data_index, data_order, encode
+from isthmus.cli import data_bench, data_copy, data_index, data_order, encode
 from isthmus.cli.output import emit
 
 _AS_JSON = typer.Option(False, "--json", help="Print one JSON document.")
@@ -17,6 +17,7 @@ encode.register(data_app)
 data_order.register(data_app)
 data_index.register(data_app)
 data_bench.register(data_app)
+data_copy.register(data_app)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,1 @@
+"""Copies of whole places between this machine, S3 and Azure Blob: planned, resumable after a kill, verified."""

@@ -1,0 +1,368 @@
+"""Azure Blob as a place of copies: blocks whose names say what they hold, so that those that arrived are known by listing."""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import hashlib
+import hmac
+import importlib.util
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
+from xml.etree import ElementTree
+
+from isthmus.errors import NotInstalled, StorageError
+from isthmus.storage.ranges.settings import AzureAccount, container_and_path
+from isthmus.storage.transfer.crc import combine
+from isthmus.storage.transfer.s3 import check_range
+from isthmus.storage.transfer.spec import MIB, Arrived, Changed, Entry, Limits, Link, Place, Unsupported
+from isthmus.storage.transfer.wire import Answer, Refused, Wire
+
+_VERSION = "2021-12-02"
+_CRC = "isthmuscrc32"
+"""Metadata of a blob: the CRC-32 of the whole, in hexadecimal digits."""
+_SCOPE_S = 300.0
+_LINK_H = 6
+
+
+class BlobPlace:
+    """A prefix of a container.
+
+    Args:
+        uri: az://container@account.blob.core.windows.net/prefix, abfss://..., or az://container/prefix with the account in
+            the environment.
+        pace: see `Wire`.
+
+    Raises:
+        UsageError: nobody names the storage account.
+        NotInstalled: azure-identity is missing, and there is no key and no SAS.
+    """
+
+    kind = "azure"
+    limits = Limits(largest_part=4000 * MIB, most_parts=50_000, largest_file=4000 * MIB * 50_000)
+
+    def __init__(self, uri: str, *, stall_s: float = 60.0, pace: Callable[[int], None] | None = None) -> None:
+        self.uri = uri.rstrip("/")
+        self.container, self.prefix = container_and_path(uri)
+        self.account = AzureAccount.of(uri)
+        parts = urlsplit(self.account.endpoint)
+        self.wire = Wire(f"{parts.scheme}://{parts.netloc}", stall_s, pace)
+        self._root = parts.path.rstrip("/") + f"/{self.container}"
+        self._lock = threading.Lock()
+        self._bearer: tuple[float, str] | None = None
+        self._identity: Any = None
+        if not (self.account.key or self.account.sas or self.account.anonymous):
+            self._identity = _identity()
+
+    def entries(self) -> Iterator[Entry]:
+        """See `Place`."""
+        base = f"{self.prefix}/" if self.prefix else ""
+        query = {"restype": "container", "comp": "list", "include": "metadata", "maxresults": "5000"}
+        if base:
+            query["prefix"] = base
+        while True:
+            page = ElementTree.fromstring(self._ask("GET", "", query).body)
+            for blob in page.iter("Blob"):
+                entry = _listed(blob, base)
+                if entry is not None:
+                    yield entry
+            marker = page.findtext("NextMarker")
+            if not marker:
+                return
+            query["marker"] = marker
+
+    def find(self, name: str) -> Entry | None:
+        """See `Place`."""
+        answer = self._ask("HEAD", name, accept=(404,))
+        if answer.status == 404:
+            return None
+        headers = answer.headers
+        moment = headers.get("last-modified")
+        return Entry(
+            name,
+            int(headers.get("content-length") or 0),
+            headers.get("etag", "").strip('"'),
+            email.utils.parsedate_to_datetime(moment).timestamp() if moment else 0.0,
+            _hexadecimal(headers.get(f"x-ms-meta-{_CRC}")),
+        )
+
+    def read(self, entry: Entry, start: int, view: memoryview) -> None:
+        """See `Place`."""
+        where = f"{self.uri}/{entry.name}"
+        headers = {"x-ms-range": f"bytes={start}-{start + len(view) - 1}", "If-Match": f'"{entry.version}"'}
+        try:
+            answer = self._ask("GET", entry.name, headers=headers, into=view)
+        except Refused as error:
+            if error.status in {404, 412, 416}:
+                raise Changed(where) from error
+            raise
+        check_range(answer.headers, start, len(view), entry.size, where)
+
+    def put(self, name: str, view: memoryview, crc32: int) -> Entry:
+        """See `Place`."""
+        headers = {
+            "x-ms-blob-type": "BlockBlob",
+            "Content-MD5": _md5(view),
+            f"x-ms-meta-{_CRC}": f"{crc32:08x}",
+        }
+        answer = self._ask("PUT", name, headers=headers, body=view)
+        return Entry(name, len(view), answer.headers.get("etag", "").strip('"'), crc32=crc32)
+
+    def begin(self, name: str, token: str, crc32: int | None) -> str:
+        """See `Place`. Blob knows no uploads, only blocks; ours carry the token in their names."""
+        return hashlib.sha256(token.encode()).hexdigest()[:16]
+
+    def arrived(self, name: str, upload: str) -> dict[int, Arrived] | None:
+        """See `Place`."""
+        query = {"comp": "blocklist", "blocklisttype": "uncommitted"}
+        answer = self._ask("GET", name, query, accept=(404,))
+        if answer.status == 404:
+            return {}
+        found = {}
+        strange = False
+        for block in ElementTree.fromstring(answer.body).iter("Block"):
+            text = block.findtext("Name") or ""
+            mine = _parse(text)
+            strange |= mine is None
+            if mine is not None and mine[0] == upload:
+                found[mine[1]] = Arrived(int(block.findtext("Size") or 0), text, mine[2])
+        if strange and self.find(name) is None:
+            # Blocks of another tool, whose names are of another length: the service would refuse ours beside them.
+            self._ask("PUT", name, headers={"x-ms-blob-type": "BlockBlob"}, body=b"")
+            return {}
+        return found
+
+    def send(self, name: str, upload: str, number: int, start: int, view: memoryview, crc32: int) -> Arrived:
+        """See `Place`."""
+        block = _name(upload, number, crc32)
+        # The service compares the hash before it keeps the block.
+        headers = {"Content-MD5": _md5(view)}
+        self._ask("PUT", name, {"comp": "block", "blockid": block}, headers=headers, body=view)
+        return Arrived(len(view), block, crc32)
+
+    def finish(self, name: str, upload: str, parts: Sequence[Arrived], crc32: int | None) -> Entry:
+        """See `Place`."""
+        blocks = "".join(f"<Uncommitted>{part.tag}</Uncommitted>" for part in parts)
+        body = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode()
+        headers = {f"x-ms-meta-{_CRC}": f"{crc32:08x}"} if crc32 is not None else {}
+        try:
+            answer = self._ask("PUT", name, {"comp": "blocklist"}, headers=headers, body=body)
+        except Refused as error:
+            # Finished by an earlier try whose answer was lost?
+            there = self.find(name) if error.status == 400 else None
+            if there is not None and self.holds(there, parts):
+                return there
+            raise
+        entry = self.find(name)
+        tag = answer.headers.get("etag", "").strip('"')
+        if entry is None or entry.size != sum(part.size for part in parts) or entry.version != tag:
+            raise StorageError(
+                "what the store made of the blocks is not the file",
+                where=f"{self.uri}/{name}",
+                hint="copy again",
+            )
+        return entry
+
+    def holds(self, entry: Entry, parts: Sequence[Arrived]) -> bool:
+        """See `Place`. By the CRC-32 that ours have as metadata."""
+        known = [(part.crc32, part.size) for part in parts if part.crc32 is not None]
+        same = entry.size == sum(part.size for part in parts) and len(known) == len(parts)
+        return same and entry.crc32 is not None and entry.crc32 == combine(known)
+
+    def abandon(self, name: str, upload: str) -> None:
+        """See `Place`. Blocks without a file cannot be dropped: the service does after a week."""
+
+    def delete(self, name: str) -> None:
+        """See `Place`."""
+        self._ask("DELETE", name, accept=(404,))
+
+    def link(self, name: str, *, to: Place) -> Link | None:
+        """See `Place`."""
+        if not isinstance(to, BlobPlace):
+            return None
+        url = f"{urlsplit(self.account.endpoint).scheme}://{self.wire.host}{self._path(name)}"
+        if self.account.anonymous:
+            return Link(url)
+        if self.account.sas:
+            return Link(f"{url}?{self.account.sas}")
+        if self.account.key:
+            return Link(f"{url}?{self._shared_access(name)}")
+        return Link(url, {"x-ms-copy-source-authorization": f"Bearer {self._token()}"})
+
+    def fetch(
+        self, name: str, upload: str, number: int, link: Link, entry: Entry, start: int, size: int
+    ) -> Arrived:
+        """See `Place`."""
+        block = _name(upload, number, None)
+        headers = {
+            "x-ms-copy-source": link.url,
+            "x-ms-source-range": f"bytes={start}-{start + size - 1}",
+            **link.headers,
+        }
+        if "amazonaws.com" not in link.url:
+            headers["x-ms-source-if-match"] = f'"{entry.version}"'
+        try:
+            self._ask("PUT", name, {"comp": "block", "blockid": block}, headers=headers)
+        except Refused as error:
+            if error.status == 412:
+                raise Changed(entry.name) from error
+            if error.status in {400, 401, 403, 404, 405, 409, 501} or error.code in {
+                "NotImplemented",
+                "APINotImplemented",
+            }:
+                raise Unsupported(error.cause.words) from None
+            raise
+        return Arrived(size, block)
+
+    def refresh(self) -> bool:
+        """See `Place`."""
+        if self._identity is None:
+            self.account = AzureAccount.of(self.uri)
+            return bool(self.account.key or self.account.sas)
+        with self._lock:
+            self._bearer, self._identity = None, _identity()
+        return True
+
+    def close(self) -> None:
+        """See `Place`."""
+        self.wire.close()
+
+    def _path(self, name: str) -> str:
+        key = f"{self.prefix}/{name}" if self.prefix and name else name
+        return self._root + (quote("/" + key, safe="/-_.~") if key else "")
+
+    def _token(self) -> str:
+        with self._lock:
+            if self._bearer is None or self._bearer[0] - time.time() < _SCOPE_S:
+                found = self._identity()
+                self._bearer = found["expires_at"].timestamp(), found["token"]
+            return self._bearer[1]
+
+    def _ask(
+        self,
+        method: str,
+        name: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: memoryview | bytes | None = None,
+        into: memoryview | None = None,
+        accept: tuple[int, ...] = (),
+    ) -> Answer:
+        path = self._path(name)
+        sent = {
+            **(headers or {}),
+            "x-ms-date": email.utils.formatdate(usegmt=True),
+            "x-ms-version": _VERSION,
+        }
+        target = path + (f"?{urlencode(query)}" if query else "")
+        account = self.account
+        if account.key:
+            length = memoryview(body).nbytes if body is not None else 0
+            sent["Authorization"] = shared_key(
+                method, account.name, account.key, path, query or {}, sent, length
+            )
+        elif account.sas:
+            target += ("&" if query else "?") + account.sas
+        elif not account.anonymous:
+            sent["Authorization"] = f"Bearer {self._token()}"
+        return self.wire.ask(method, target, sent, body, into, accept)
+
+    def _shared_access(self, name: str) -> str:
+        """A signature with which one blob may be read for some hours."""
+        now = datetime.now(UTC)
+        starts, ends = ((now + timedelta(hours=h)).strftime("%Y-%m-%dT%H:%M:%SZ") for h in (-0.25, _LINK_H))
+        key = f"{self.prefix}/{name}" if self.prefix else name
+        fields = {"sp": "r", "st": starts, "se": ends, "sv": "2020-12-06", "sr": "b"}
+        text = "\n".join(
+            [
+                *("r", starts, ends, f"/blob/{self.account.name}/{self.container}/{key}"),
+                *("", "", "", fields["sv"], "b", "", "", "", "", "", "", ""),
+            ]
+        )
+        return urlencode({**fields, "sig": _hmac(self.account.key or "", text)})
+
+
+def shared_key(
+    method: str,
+    account: str,
+    key: str,
+    path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    length: int,
+) -> str:
+    """The Authorization header of Blob's Shared Key scheme, as its manual has it ("Authorize with Shared Key")."""
+    known = {name.lower(): value for name, value in headers.items()}
+    lines = [method, "", "", str(length or ""), known.get("content-md5", ""), known.get("content-type", "")]
+    lines += ["", "", known.get("if-match", ""), "", "", known.get("range", "")]
+    lines += [f"{name}:{known[name]}" for name in sorted(known) if name.startswith("x-ms-")]
+    resource = f"/{account}{path}" + "".join(f"\n{name}:{query[name]}" for name in sorted(query))
+    return f"SharedKey {account}:{_hmac(key, chr(10).join([*lines, resource]))}"
+
+
+def _hmac(key: str, text: str) -> str:
+    return base64.b64encode(hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()).decode()
+
+
+def _md5(view: memoryview) -> str:
+    return base64.b64encode(hashlib.md5(view, usedforsecurity=False).digest()).decode()
+
+
+def _name(upload: str, number: int, crc32: int | None) -> str:
+    """A block's id: the upload, its number, and the CRC-32 of what it holds; dashes where the service read it by itself."""
+    crc = "--------" if crc32 is None else f"{crc32:08x}"
+    return base64.b64encode(f"{upload}{number:06d}{crc}".encode()).decode()
+
+
+def _parse(block: str) -> tuple[str, int, int | None] | None:
+    try:
+        text = base64.b64decode(block, validate=True).decode("ascii")
+        if len(text) != 30:
+            return None
+        crc = text[22:]
+        return text[:16], int(text[16:22]), None if crc == "--------" else int(crc, 16)
+    except ValueError:
+        return None
+
+
+def _hexadecimal(text: str | None) -> int | None:
+    try:
+        return int(text, 16) if text and len(text) == 8 else None
+    except ValueError:
+        return None
+
+
+def _listed(blob: ElementTree.Element, base: str) -> Entry | None:
+    holder = blob.find("Name")
+    key = (holder.text or "") if holder is not None else ""
+    if holder is not None and holder.get("Encoded") == "true":
+        key = unquote(key)
+    properties = blob.find("Properties")
+    if properties is None or not key.startswith(base) or key.endswith("/") or key == base:
+        return None
+    metadata = {item.tag.lower(): item.text for item in blob.find("Metadata") or ()}
+    if metadata.get("hdi_isfolder") == "true" or properties.findtext("ResourceType") == "directory":
+        return None
+    moment = properties.findtext("Last-Modified")
+    return Entry(
+        key[len(base) :],
+        int(properties.findtext("Content-Length") or 0),
+        (properties.findtext("Etag") or "").strip('"'),
+        email.utils.parsedate_to_datetime(moment).timestamp() if moment else 0.0,
+        _hexadecimal(metadata.get(_CRC)),
+    )
+
+
+def _identity() -> Any:
+    if importlib.util.find_spec("obstore") is None or importlib.util.find_spec("azure.identity") is None:
+        raise NotInstalled(
+            "copying az:// with your own identity", extra="azure", module="azure-identity and obstore"
+        )
+    from obstore.auth.azure import AzureCredentialProvider
+
+    return AzureCredentialProvider()
