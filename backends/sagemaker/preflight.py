@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus.backends.sagemaker import preflight_places, rules_online, submission
-from isthmus.backends.sagemaker.aws import Clients, code_of, is_denied, is_missing, is_passing, translate
+from isthmus.backends.sagemaker.aws import (
+    Clients,
+    code_of,
+    is_denied,
+    is_missing,
+    is_passing,
+    message_of,
+    translate,
+)
 from isthmus.backends.sagemaker.lint_settings import ECR_IMAGE
 from isthmus.backends.sagemaker.render import Choice, choose, render, settings_of, stopping
 from isthmus.backends.spec import Finding, Job
@@ -235,16 +243,16 @@ def _network(job: Job, clients: Clients) -> Iterator[Finding]:
     if not settings.subnets:
         return
     client = clients("ec2", attempts=ATTEMPTS)
-    for ask in (
-        lambda: client.describe_subnets(SubnetIds=list(settings.subnets)),
-        lambda: client.describe_security_groups(GroupIds=list(settings.security_groups)),
+    for ask, wanted in (
+        (client.describe_subnets, {"SubnetIds": list(settings.subnets)}),
+        (client.describe_security_groups, {"GroupIds": list(settings.security_groups)}),
     ):
         try:
-            ask()
+            ask(**wanted)
         except Exception as error:
             if not code_of(error).startswith("Invalid"):
                 raise
-            yield rules_online.SUBNETS.found(str(error).rpartition(": ")[2])
+            yield rules_online.SUBNETS.found(message_of(error))
 
 
 def _name(job: Job, clients: Clients) -> Iterator[Finding]:
