@@ -52,7 +52,7 @@ echo ready >&"$ready"
 eval "exec $ready>&-"
 read -r go
 cd "$cwd"
-exec env -i "$@" </dev/null
+exec env -i "$@" </dev/null 2>&1
 """
 
 
@@ -88,6 +88,7 @@ class NamespaceHost:
         binds = {**container.binds, "/opt/home": home / "home", "/opt/tmp": home / "tmp"}
         environment = {"HOME": "/opt/home", "TMPDIR": "/opt/tmp", **container.environment}
         ready, said = os.pipe()
+        told = (home / "boot.log").open("wb")
         try:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-u", "-i", "-n", "-p", "-f"]
@@ -99,11 +100,13 @@ class NamespaceHost:
                 pass_fds=[said],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                # What `unshare` itself has to say is no line of the container's.
+                stderr=told,
                 start_new_session=True,
             )
         finally:
             os.close(said)
+            told.close()
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         self.output: IO[bytes] = self._process.stdout
@@ -115,7 +118,7 @@ class NamespaceHost:
         """Once the namespaces are there: the network, and what mounts the file systems. Raises StorageError."""
         if self._ready.readline() != "ready\n":
             self._process.kill()
-            why = self.output.read().decode(errors="replace").strip().splitlines()
+            why = (self._container.home / "boot.log").read_text(errors="replace").strip().splitlines()
             raise StorageError(f"no namespaces for {self.name}: {why[-1] if why else 'no reason given'}")
         self.pid = only_child(self._process.pid)
         run_ip(

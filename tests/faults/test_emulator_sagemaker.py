@@ -165,6 +165,7 @@ def test_a_stop_is_a_sigterm_to_the_first_process_and_then_a_kill(submit: Any) -
     assert list(lines(polite)).count("got TERM") == 2
     assert time.monotonic() - begun < GRACE_S
     assert until_ended(deaf)["TrainingJobStatus"] == "Stopped"
+    assert list(lines(deaf)) == ["ready"]
     assert time.monotonic() - begun > GRACE_S
 
 
