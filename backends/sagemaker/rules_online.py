@@ -72,7 +72,7 @@ BUCKET_REGION = _rule(
     "bucket-region", "error", "Data or run directory are in another region than the job.",
     "SageMaker's channels must be in the job's region, and what is read across regions is paid by the gigabyte (about 20 USD "
     "a TB within the United States and Europe), in every epoch.",
-    "run where the data is, or copy it once", "botocore's model of InputDataConfig",
+    "run where the data is, or copy it once: isthmus data copy", "botocore's model of InputDataConfig",
 )  # fmt: skip
 DATASET = _rule(
     "dataset", "error", "No latent dataset where the recipe says.",

@@ -118,7 +118,7 @@ def test_what_is_wrong_is_one_line(
 
 def test_the_cost_of_another_region_is_said(cloud: SageMakerEmulator, backend: SageMakerBackend) -> None:
     rule = only(look(cloud, backend, "data.sources.0.uri=s3://far-away/quickstart"), "bucket-region")
-    assert rule.fix == "run where the data is, or copy it once"
+    assert rule.fix == "run where the data is, or copy it once: isthmus data copy"
     assert "20 USD" in next(one.why for one in ONLINE if one.id == rule.id)
 
 
