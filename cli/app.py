@@ -20,6 +20,7 @@ MODULES = {
     "launch": ("launch",),
     "supervise": ("supervise",),
     "doctor": ("doctor",),
+    "rehearse": ("rehearse",),
     "runs": ("runs", "status", "logs", "stop", "resume"),
     "carrying": ("fetch",),
     "sample": ("sample", "export"),

