@@ -42,7 +42,7 @@ def start(launch: Launch, folder: Path, *, by: By = "launch") -> Handle:
     if launch.pending is not None:
         return send(run, launch.pending, launch.backend)
     _refuse_running(launch, run)
-    _write(launch, run, folder)
+    changed = _write(launch, run, folder)
     submission = put_down(
         run,
         job.attempt,
@@ -52,6 +52,8 @@ def start(launch: Launch, folder: Path, *, by: By = "launch") -> Handle:
         destination=launch.destinations[launch.choice] if launch.destinations else None,
         usd_per_hour=launch.usd_per_hour,
         event={"changes": launch.changes} if launch.changes else None,
+        run_json=changed,
+        recipe_text=None if launch.changes is None else dump_recipe(job.recipe),
     )
     if submission is None:
         raise UsageError(
@@ -61,8 +63,11 @@ def start(launch: Launch, folder: Path, *, by: By = "launch") -> Handle:
     return send(run, submission, launch.backend)
 
 
-def _write(launch: Launch, run: RunDirectory, folder: Path) -> None:
-    """The run directory, up to date for this attempt; all before the job begins, which from then on writes run.json."""
+def _write(launch: Launch, run: RunDirectory, folder: Path) -> dict[str, Any]:
+    """The run directory, unless it is there; returns what run.json shall say anew once the attempt is claimed.
+
+    Before that another launcher may be the one: run.json is read and written as a whole.
+    """
     job = launch.job
     again: dict[str, Any] = {
         "recipe": recipe_data(job.source),
@@ -75,27 +80,25 @@ def _write(launch: Launch, run: RunDirectory, folder: Path) -> None:
         # Named by its content, so it can be there before anything that refers to it.
         run.write_file(launch.code.name, launch.code.data)
         again["code"] = launch.code.facts()
-    if launch.changes is None and not run.exists():
-        facts: dict[str, Any] = {
-            "id": job.run_id,
-            "name": job.recipe.name,
-            "backend": job.backend,
-            "created": time.time(),
-            **again,
-            "image": None,
-            "dataset_fingerprints": [],
-            "job_ids": [],
-            "native": {},
-            "attempts": 0,
-        }
-        run.create(dump_recipe(job.recipe), facts)
-        return
-    if launch.changes is None:
+    if launch.changes is not None:
+        return again
+    if run.exists():
         run.check_same_recipe(again["recipe_hash"])
-        run.update_run_json(destinations=again["destinations"])
-        return
-    run.update_run_json(**again)
-    run.write_recipe(dump_recipe(job.recipe))
+        return {"destinations": again["destinations"]}
+    facts: dict[str, Any] = {
+        "id": job.run_id,
+        "name": job.recipe.name,
+        "backend": job.backend,
+        "created": time.time(),
+        **again,
+        "image": None,
+        "dataset_fingerprints": [],
+        "job_ids": [],
+        "native": {},
+        "attempts": 0,
+    }
+    run.create(dump_recipe(job.recipe), facts)
+    return {}
 
 
 def _refuse_running(launch: Launch, run: RunDirectory) -> None:

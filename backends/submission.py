@@ -34,12 +34,16 @@ def put_down(
     destination: Destination | None = None,
     usd_per_hour: float | None = None,
     event: Mapping[str, Any] | None = None,
+    run_json: Mapping[str, Any] | None = None,
+    recipe_text: str | None = None,
 ) -> Submission | None:
     """Claims the attempt of that number for this request; None when another process has it.
 
     Args:
         choice: which of the run's destinations it goes to.
         event: what else the event `submitted` tells.
+        run_json: fields of run.json that are others from this attempt on.
+        recipe_text: of recipe.yaml, where it is another one from this attempt on.
     """
     told = {"backend": rendered.backend, "job_id": rendered.job_id, "submission": number, "by": by}
     data = {
@@ -52,6 +56,8 @@ def put_down(
         "rendered": asdict(rendered),
         "event_name": run.next_event("submitted"),
         "event": {**told, **(event or {})},
+        "run_json": dict(run_json or {}),
+        "recipe_text": recipe_text,
     }
     submissions = run.submissions()
     return submissions.read(number) if submissions.claim(number, data) else None
@@ -97,7 +103,10 @@ def send(run: RunDirectory, submission: Submission, backend: Backend, *, record:
     data = run.read_run_json()
     remember(run, data, handle, must=record)
     if rendered.job_id not in data.get("job_ids", []):
+        if submission.data.get("recipe_text") is not None:
+            run.write_recipe(str(submission.data["recipe_text"]))
         run.update_run_json(
+            **submission.data.get("run_json", {}),
             job_ids=[*data.get("job_ids", []), rendered.job_id],
             native=dict(rendered.native),
             backend=rendered.backend,

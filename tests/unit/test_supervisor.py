@@ -211,6 +211,30 @@ def test_two_supervisors_at_once_make_one_attempt(begin: Begin, paper: Paper, tm
     assert len(run_of(launch).events("submitted")) == 8
 
 
+def test_two_launches_of_one_run_at_once_make_one_job(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    for number in range(5):
+        name = f"run-{number}"
+        launches = [begin(name) for _ in range(3)]
+        barrier = threading.Barrier(3)
+        refused: list[str] = []
+
+        def race(launch: Launch, barrier: threading.Barrier = barrier, refused: list[str] = refused) -> None:
+            barrier.wait()
+            try:
+                start(launch, tmp_path)
+            except UsageError as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=race, args=(launch,)) for launch in launches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(refused) == 2, refused
+        assert [job for job in paper.jobs() if job.startswith(f"{name}-")] == [f"{name}-01"]
+        assert run_of(launches[0]).read_run_json()["job_ids"] == [f"{name}-01"]
+
+
 def test_a_refusal_goes_on_to_the_next_offer(begin: Begin, paper: Paper, tmp_path: Path) -> None:
     launch = begin(compute={"offers": OFFERS})
     paper.full("north")
