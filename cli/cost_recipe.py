@@ -66,7 +66,7 @@ def recipe(
     from isthmus.cost.assumptions import assumptions
     from isthmus.cost.estimate import estimate
     from isthmus.cost.measured import fitting
-    from isthmus.cost.placing import check_tier, place
+    from isthmus.cost.placing import as_measured, check_tier, place
     from isthmus.cost.table import estimate_json, estimate_text
 
     chosen = assumptions(assume)
@@ -89,6 +89,8 @@ def recipe(
         nodes=where.nodes,
         gpus_per_node=where.gpus_per_node,
     )
+    if measured is not None:
+        where = as_measured(where, measured.sku, measured.region, catalog)
     data = dataset_of(loaded, dataset_gb, data_in or None)
     found = estimate(loaded, place=where, catalog=catalog, assume=chosen, data=data, measured=measured)
     if chart:

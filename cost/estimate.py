@@ -222,7 +222,7 @@ def speed_of(measured: Measurement | None) -> Speed:
             raise UsageError(
                 "the speed of a CPU is not estimated",
                 where="compute.gpu",
-                hint="measure it: isthmus compare RECIPE --measure --backend local",
+                hint=f"measure it: isthmus compare RECIPE --measure --backend {place.backend}",
             )
         return prior(recipe, index, place)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from isthmus.backends.launch import attend, start
-from isthmus.backends.prepare import launch_folder, preflight, prepare, refuse_errors
+from isthmus.backends.prepare import Launch, launch_folder, preflight, prepare, refuse_errors
 from isthmus.core.recipe import LoadedRecipe, load_recipe
 from isthmus.core.recipe.schema import Recipe
 from isthmus.cost.assumptions import Assumptions
@@ -16,11 +16,12 @@ from isthmus.cost.catalog import Catalog
 from isthmus.cost.estimate import Estimate, estimate
 from isthmus.cost.measured import Measurement, record
 from isthmus.cost.measuring import read, short_overrides, steps_of
-from isthmus.cost.placing import Place, place
+from isthmus.cost.placing import LOCAL, Place, find_price, place
 from isthmus.errors import IsthmusError, TrainingFailed
 from isthmus.storage.rundir import RunDirectory
 
 Say = Callable[[str], None]
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,10 @@ def _one(
     whole = load_recipe(path, overrides).recipe
     counts = steps_of(whole, steps)
     short = load_recipe(path, [*overrides, *short_overrides(whole, counts)])
-    where = place(whole, catalog, backend=backend)
+    launch = _prepared(short, backend, say)
+    where = place_of(whole, launch, catalog)
     say(f"{backend}: measuring {' + '.join(map(str, counts))} steps on {where.label}")
-    run_uri = _run(short, backend, say)
+    run_uri = _run(launch, short, say)
     found = _read(short.recipe, where, run_uri)
     prediction = predict(whole, where, found, catalog, assume)
     found = replace(found, predicted_s=prediction.hours * 3600)
@@ -127,17 +129,43 @@ def predict(
     return estimate(recipe, place=where, catalog=catalog, assume=assume, measured=found)
 
 
-def _run(short: LoadedRecipe, backend: str, say: Say) -> str:
-    """Launches it and stays until it has ended; returns the run directory's URI."""
+def place_of(recipe: Recipe, launch: Launch, catalog: Catalog) -> Place:
+    """Where a launch goes, as an estimate knows it."""
+    backend, offer = launch.backend.name, launch.offer
+    if backend == LOCAL or offer is None:
+        return place(recipe, catalog, backend=backend)
+    region = offer.region or "its-own-region"
+    return Place(
+        backend=backend,
+        region=region,
+        tier=offer.tier,
+        sku=offer.sku,
+        gpu=recipe.compute.gpu,
+        gpus_per_node=recipe.compute.gpus_per_node,
+        nodes=recipe.compute.nodes,
+        price=find_price(catalog, backend, offer.sku, region, offer.tier),
+    )
+
+
+def _prepared(short: LoadedRecipe, backend: str, say: Say) -> Launch:
+    """Ready to start. Raises IsthmusError where a check refuses it."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    launch = prepare(short, backend=backend, run_id=f"{short.recipe.name}-measure-{stamp}")
-    launch = preflight(launch)
+    launch = preflight(prepare(short, backend=backend, run_id=f"{short.recipe.name}-measure-{stamp}"))
     for finding in launch.findings:
         if finding.level == "warning":
             say(f"{backend}: warning: {finding.message}")
     refuse_errors(launch)
+    return launch
+
+
+def _run(launch: Launch, short: LoadedRecipe, say: Say) -> str:
+    """Starts it and stays until it has ended; returns the run directory's URI."""
     handle = start(launch, launch_folder(short))
     status = attend(launch.backend, handle, lambda line: None, say)
+    while not status.ended:
+        # A cloud's log may end, or not have begun, while the job has not ended.
+        time.sleep(_LOOK_S)
+        status = launch.backend.status(handle)
     if status.state != "finished":
         why = status.cause or status.state
         raise TrainingFailed(

@@ -138,9 +138,16 @@ def measurements(folder: Path, key: str) -> list[Measurement]:
 def fitting(
     found: list[Measurement], *, backend: str, sku: str, nodes: int, gpus_per_node: int
 ) -> Measurement | None:
-    """The newest one on the same machines of the same backend, in whatever region; None without one."""
+    """The newest one on the same machines of the same backend, in whatever region; None without one.
+
+    Args:
+        sku: `placing.ANY_CPU` for whatever machine without a GPU the backend chose.
+    """
+    from isthmus.cost.placing import ANY_CPU
+
     for measurement in found:
-        same = (measurement.backend, measurement.sku, measurement.nodes, measurement.gpus_per_node)
-        if same == (backend, sku, nodes, gpus_per_node):
+        same = (measurement.backend, measurement.nodes, measurement.gpus_per_node)
+        machine = measurement.gpu == "none" if sku == ANY_CPU else measurement.sku == sku
+        if same == (backend, nodes, gpus_per_node) and machine:
             return measurement
     return None

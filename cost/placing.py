@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.summary import admitted_world_sizes
@@ -12,6 +12,8 @@ from isthmus.cost.regions import check_region
 from isthmus.errors import UsageError
 
 LOCAL = "local"
+ANY_CPU = "its-own-cpu-machine"
+"""Stands for the machine that a cloud's backend chooses for a recipe without GPUs."""
 CLOUDS = ("azure", "sagemaker")
 TIER_ROWS = {"spot": ("spot", "low_priority"), "on_demand": ("on_demand",), "reserved": ("reserved",)}
 """A recipe's word for a tier -> the catalog's, in the order they are looked for: Azure ML's spot is its low priority."""
@@ -102,6 +104,8 @@ def place(
     tier = tier or "on_demand"
     if backend == LOCAL:
         return _local(recipe, catalog, nodes)
+    if recipe.compute.gpu == "none":
+        return _processors(recipe, catalog, backend, region, tier, sku, nodes)
     if region is not None:
         check_region(backend, region, {price.region for price in catalog.prices if price.backend == backend})
     rows = _rows(recipe, catalog, backend, sku)
@@ -177,12 +181,6 @@ def _rows(recipe: Recipe, catalog: Catalog, backend: str, sku: str | None) -> li
             )
         return rows
     gpu, count = recipe.compute.gpu, recipe.compute.gpus_per_node
-    if gpu == "none":
-        raise UsageError(
-            f"trains on CPU, and {backend} is priced by its GPUs",
-            where="compute.gpu",
-            hint="name a GPU, or --backend local",
-        )
     rows = [price for price in here if price.gpu == gpu and price.gpus == count]
     if not rows:
         counts = sorted({price.gpus for price in here if price.gpu == gpu})
@@ -228,6 +226,39 @@ def _local(recipe: Recipe, catalog: Catalog, nodes: int | None) -> Place:
         gpus_per_node=compute.gpus_per_node,
         nodes=nodes_for(recipe, compute.gpus_per_node, nodes),
         price=price,
+    )
+
+
+def _processors(
+    recipe: Recipe,
+    catalog: Catalog,
+    backend: str,
+    region: str | None,
+    tier: str,
+    sku: str | None,
+    nodes: int | None,
+) -> Place:
+    """A cloud's machines without a GPU, which the backend itself chooses unless it is told."""
+    count = recipe.compute.gpus_per_node
+    region, sku = region or "its-own-region", sku or ANY_CPU
+    return Place(
+        backend=backend,
+        region=region,
+        tier=tier,
+        sku=sku,
+        gpu="none",
+        gpus_per_node=count,
+        nodes=nodes_for(recipe, count, nodes),
+        price=find_price(catalog, backend, sku, region, tier),
+    )
+
+
+def as_measured(found: Place, sku: str, region: str, catalog: Catalog) -> Place:
+    """A place whose machine only its backend knew, with the machine that it was measured on."""
+    if found.sku != ANY_CPU:
+        return found
+    return replace(
+        found, sku=sku, region=region, price=find_price(catalog, found.backend, sku, region, found.tier)
     )
 
 

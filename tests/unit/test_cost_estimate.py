@@ -318,8 +318,9 @@ def test_a_gpu_that_nobody_prices_is_one_clear_line() -> None:
     assert str(error.value).startswith(
         "compute.gpu: nobody prices a machine with 8 x b200-180gb on azure (azure has a100-80gb"
     )
-    with pytest.raises(UsageError, match="trains on CPU"):
-        on(load_recipe("quickstart").recipe)
+    with pytest.raises(UsageError, match="the speed of a CPU is not estimated") as error:
+        on(load_recipe("quickstart").recipe, speed=None)
+    assert "--measure --backend azure" in str(error.value)
 
 
 @pytest.mark.parametrize(
