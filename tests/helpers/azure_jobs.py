@@ -59,7 +59,10 @@ def make_job(
         without: of the usual settings.
     """
     settings = {name: value for name, value in USUAL.items() if usual and name not in without}
-    words = [*(IN_BLOB if recipe == "quickstart" else ()), *az(**settings), *overrides]
+    # The recipes that ship name an example's place, too.
+    absent = [f"backends.azure.{name}=null" for name in (USUAL if not usual else without)]
+    absent = [] if recipe == "quickstart" else absent
+    words = [*(IN_BLOB if recipe == "quickstart" else ()), *az(**settings), *absent, *overrides]
     loaded = load_recipe(RECIPES / f"{recipe}.yaml", overrides=words)
     resolved = resolve(loaded.recipe, "azure")
     name = run_id or f"{recipe}-20261130-4f2a"
