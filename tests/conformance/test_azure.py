@@ -195,7 +195,10 @@ class TestAzure(BackendConformance):
         lines = list(backend.logs(handle, follow=True))
         assert {line.node for line in lines} == {0, 1}
         assert self.until_ended(backend, handle).state == "finished"
-        assert lines == list(backend.logs(handle, follow=False)), "nothing twice, nothing lost"
+        again = list(backend.logs(handle, follow=False))
+        for node in (0, 1):
+            ours = [line.text for line in lines if line.node == node]
+            assert ours == [line.text for line in again if line.node == node], "nothing twice, nothing lost"
 
     def test_a_missing_cluster_is_created_and_scales_to_zero(
         self, backend: Backend, job: Job, rehearse: Rehearse, cloud: Cloud
@@ -209,3 +212,44 @@ class TestAzure(BackendConformance):
         assert self.until_ended(backend, handle).state == "finished"
         cluster = cloud.emulator.world.clusters["made-here"]
         assert (cluster.min_nodes, cluster.max_nodes) == (0, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["on_demand", "spot"])
+def test_the_case_study_is_preflighted_against_quota(cloud: Cloud, tier: str) -> None:
+    """16 nodes of 8 A100-80GB in Italy North. Slow: the emulator and its storage start for it."""
+    job = case_study_in(cloud, tier)
+    emulator, backend = cloud.emulator, AzureBackend()
+    pool = "LowPriority" if tier == "spot" else "standardNDAMSv4_A100Family"
+    found = {}
+    for vcpus in (0, 1535, 1536):
+        emulator.quota[pool] = vcpus
+        found[vcpus] = [one for one in backend.preflight(job) if one.level == "error"]
+    assert [[one.id for one in errors] for errors in found.values()] == [["azure.quota"], ["azure.quota"], []]
+    assert "16 x Standard_ND96amsr_A100_v4 need 1536" in found[0][0].message
+    emulator.offered["standard_nd96amsr_a100_v4"].discard("italynorth")
+    try:
+        assert "azure.region-sku" in {one.id for one in backend.preflight(job)}
+    finally:
+        emulator.offered["standard_nd96amsr_a100_v4"].add("italynorth")
+
+
+def case_study_in(cloud: Cloud, tier: str) -> Job:
+    """The case study's job with its places in the emulated account, on a cluster that may be created."""
+    from azure_jobs import make_job, offer
+
+    world = cloud.emulator.world
+    latents = [cloud.emulator.container_uri("latents", name) for name in ("photos", "illustrations")]
+    settings = {
+        "subscription": world.subscription, "resource_group": world.resource_group, "workspace": world.workspace,
+        "region": "italynorth", "compute": "nd-a100", "spot_compute": "nd-a100-low",
+        "cluster": {"create": True}, "environment": {"image": IMAGE},
+    }  # fmt: skip
+    return make_job(
+        *(f"data.sources.{number}.uri={uri}" for number, uri in enumerate(latents)),
+        f"run_directory={cloud.emulator.container_uri('runs', 'sdxl')}",
+        f"backends.azure={json.dumps(settings)}",
+        recipe="sdxl-progressive",
+        usual=False,
+        offer=offer(tier, region="italynorth"),
+    )
