@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from isthmus.errors import NotInstalled
 
@@ -51,7 +52,8 @@ def _model() -> Mapping[str, Any]:
     if not files:
         raise NotInstalled("the check against SageMaker's own model", extra="sagemaker", module="botocore")
     data = max(files).read_bytes()
-    model = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    # Two and a half megabytes: pydantic's parser is twice as fast as json's, and every dry run waits for it.
+    model = from_json(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     shapes: Mapping[str, Any] = model["shapes"]
     return shapes
 

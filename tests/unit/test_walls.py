@@ -70,7 +70,8 @@ WALLS = {
         CHECKS | {"backends", "core.outcome", "core.packaging", "storage"}, {"pydantic", "azure"}
     ),
     "backends.sagemaker": Wall(
-        CHECKS | {"backends", "core.packaging", "storage"}, {"pydantic", "boto3", "botocore", "sagemaker"}
+        CHECKS | {"backends", "core.packaging", "storage"},
+        {"pydantic", "pydantic_core", "boto3", "botocore", "sagemaker"},
     ),
     # A suite that plugins inherit in their own tests.
     "backends.conformance": Wall(CHECKS | {"backends", "storage"}, {"pytest", "pydantic"}),
