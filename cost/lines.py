@@ -77,7 +77,7 @@ def _node_lines(recipe: Recipe, place: Place, found: Times) -> Iterator[Line]:
     yield line("checkpoints", f"{found.checkpoints:,.0f} stalls", found.checkpoints_h)
     if found.end_h:
         yield line("end", "last checkpoint and validation", found.end_h)
-    if found.interrupted_h:
+    if found.interrupted_h > 1e-9:
         # Of what restarts take, waiting for nodes is as free as the first time.
         waits = found.allocation_h * found.interruptions if free else 0.0
         name = f"{found.interruptions:,.1f} restarts and work done twice"
