@@ -33,6 +33,11 @@ class Faults:
         with self._lock:
             self._waiting.append(Fault(operation, how, times))
 
+    def clear(self) -> None:
+        """Nothing is to happen any more."""
+        with self._lock:
+            self._waiting.clear()
+
     def take(self, operation: str) -> str | int | None:
         """What shall happen to a request that has come in; None for nothing."""
         with self._lock:

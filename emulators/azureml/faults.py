@@ -56,6 +56,11 @@ class Faults:
         with self._lock:
             self._waiting.append(Fault(operation, kind, times, retry_after))
 
+    def clear(self) -> None:
+        """Nothing fails any more."""
+        with self._lock:
+            self._waiting.clear()
+
     def take(self, operation: str) -> Fault | None:
         """The failure that this request meets."""
         with self._lock:

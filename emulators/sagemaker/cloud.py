@@ -96,7 +96,7 @@ class SageMakerEmulator:
         if not _open.acquire(blocking=False):
             raise UsageError("another SageMaker emulator is open in this process", hint="close it first")
         try:
-            self._faults = Faults()
+            self.faults = Faults()
             self._closing = threading.Event()
             self._threads: list[threading.Thread] = []
             times = Times(grace=grace, start=start_delay, restart=restart_delay, patience=patience)
@@ -117,7 +117,7 @@ class SageMakerEmulator:
         shutil.rmtree(self.folder / "jobs", ignore_errors=True)
         self._service = Service(self, self.quota, self._begin)
         front = Front(
-            faults=self._faults,
+            faults=self.faults,
             denied=self.denied,
             region=self.region,
             sagemaker=self._service.answer,
@@ -249,7 +249,7 @@ class SageMakerEmulator:
             how: an error code such as ThrottlingException or SlowDown, an HTTP status, `drop-before` or `drop-after`:
                 the connection closes before or after the operation's effect.
         """
-        self._faults.add(operation, how, times)
+        self.faults.add(operation, how, times)
 
     def bucket(self, name: str, region: str | None = None) -> str:
         """Makes a bucket; its URI, s3://name."""
