@@ -191,6 +191,9 @@ class Copy:
             read_back=options.checksum,
             policy=self._policy,
         )
+        going = {item.entry.name for item in plan.items}
+        for name in [name for name in self.journal.started if name not in going]:
+            engine.forget(name)
         deleted = 0
         for last in (False, True):
             items = [item for item in plan.items if item.last == last]

@@ -173,6 +173,7 @@ class Engine:
         entry = item.entry
         link = self.source.link(entry.name, to=self.target) if self._by_service else None
         if entry.size <= self.part_bytes and not (link and entry.size):
+            self.forget(entry.name)
             self._whole(item, buffer[: entry.size])
             return
         file = self._resumed(item) or self._begun(item)
@@ -212,9 +213,7 @@ class Engine:
         )
         there = self._write(name, lambda: self.target.arrived(name, started.upload)) if same else None
         if there is None:
-            if not same:
-                self._write(name, lambda: self.target.abandon(name, started.upload))
-            self.journal.lose(name)
+            self.forget(name)
             return None
         file = FileWork(item, started.upload, self._parts(item), None)
         for number, known in started.parts.items() if isinstance(self.target, LocalPlace) else ():
@@ -232,6 +231,13 @@ class Engine:
             else:
                 file.unproven[number] = part
         return file
+
+    def forget(self, name: str) -> None:
+        """Drops what an earlier run has begun of a file and nobody will finish."""
+        started = self.journal.started.get(name)
+        if started is not None:
+            self._write(name, lambda: self.target.abandon(name, started.upload))
+            self.journal.lose(name)
 
     def _begun(self, item: Item) -> FileWork:
         entry = item.entry
@@ -297,8 +303,7 @@ class Engine:
         try:
             self._checks.vouched(item, crc)
         except DataError:
-            self._write(name, lambda: self.target.abandon(name, file.upload))
-            self.journal.lose(name)
+            self.forget(name)
             raise
         if isinstance(self.target, LocalPlace) and self._once_more(file, self.target, buffer):
             return

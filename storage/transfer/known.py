@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from isthmus.errors import DatasetNotFound
+from isthmus.storage.filesystems import filesystem, join, storage_errors
 from isthmus.storage.shards.dataset import open_dataset, read_side_file
 from isthmus.storage.shards.index import Index
-from isthmus.storage.shards.manifest import MANIFEST
+from isthmus.storage.shards.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
 from isthmus.storage.transfer.crc import combine_files
 
 _MAGIC = b"PAR1"
@@ -34,8 +36,10 @@ def vouched_for(uri: str) -> Vouched:
         StorageError: the place cannot be read.
     """
     try:
+        if not _ours(uri):
+            return Vouched()
         dataset = open_dataset(uri)
-    except DatasetNotFound:
+    except (DatasetNotFound, FileNotFoundError):
         return Vouched()
     files: dict[str, tuple[int, int | None]] = {}
     for name, entry in dataset.manifest.files.items():
@@ -48,6 +52,22 @@ def vouched_for(uri: str) -> Vouched:
             files |= _files(dataset.index, sibling)
     files.pop(MANIFEST, None)
     return Vouched(dataset.manifest.fingerprint, files)
+
+
+def _ours(uri: str) -> bool:
+    """Whether the manifest.json is one of a latent dataset: other programs have such files, too."""
+    store, path = filesystem(uri)
+    with (
+        storage_errors("read", join(uri, MANIFEST)),
+        store.open(f"{path.rstrip('/')}/{MANIFEST}", "rb") as file,
+    ):
+        data = bytes(file.read(MAX_MANIFEST_BYTES + 1))
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        # What was ours, and is damaged, still says so.
+        return FORMAT.encode() in data
+    return isinstance(found, dict) and found.get("format") == FORMAT
 
 
 def _files(index: Index, sibling: str) -> dict[str, tuple[int, int | None]]:

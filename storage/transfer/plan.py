@@ -139,7 +139,8 @@ def difference(
     if "-" not in entry.version and len(entry.version) == 32 and entry.version == there.version:
         return "etag", False
     # Stores tell whole seconds.
-    return ("time", False) if there.modified >= int(entry.modified) else ("newer", True)
+    changed = entry.modified if there.modified % 1 else int(entry.modified)
+    return ("time", False) if there.modified >= changed else ("newer", True)
 
 
 def check_vouched(vouched: Vouched, found: Mapping[str, Entry], uri: str) -> None:

@@ -218,6 +218,8 @@ class S3Place:
             # Credentials of one service for both: S3 itself looks whether they may read the source.
             same = (self.endpoint or "") == (to.endpoint or "")
             return Link(sigv4.path_of(f"{self.bucket}/{key}")) if same else None
+        if to.kind != "azure":
+            return None
         scheme = "https" if self.endpoint is None else urlsplit(self.endpoint).scheme
         path = self._root + sigv4.path_of(key)
         if self._anonymous:

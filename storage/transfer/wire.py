@@ -21,6 +21,8 @@ from isthmus.storage.ranges.causes import Cause, Kind, ReadFailed, by_status
 
 _SLICE = 256 << 10
 """Bytes sent at once where a limit on the bandwidth counts them."""
+_DAMAGED = {"BadDigest", "Md5Mismatch", "Crc64Mismatch", "XAmzContentChecksumMismatch", "InvalidDigest"}
+"""How stores say that a body is not that of its checksum."""
 _MOST_ERROR_BYTES = 1 << 16
 _MOST_BODY_BYTES = 64 << 20
 """Of an answer that is kept in memory: a page of a listing."""
@@ -32,6 +34,9 @@ class Refused(ReadFailed):
     def __init__(self, status: int, code: str, headers: Mapping[str, str]) -> None:
         super().__init__(Kind.FINAL, f"the store refused the request ({status} {code})")
         self.status, self.code, self.headers = status, code, headers
+        if code in _DAMAGED:
+            self.cause = Cause(Kind.PASSING, f"the bytes changed on the way ({status} {code})")
+            return
         self.cause = by_status(status, code, headers.get("retry-after")) or Cause(
             Kind.FINAL, f"the store answered {status} {code}".rstrip()
         )

@@ -31,6 +31,8 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class FileWork:
+    """A file that is sent in parts."""
+
     item: Item
     upload: str
     parts: int
@@ -58,4 +60,6 @@ class SideRetry(Retry):
 
 
 class WriteRetry(SideRetry):
+    """Of the destination."""
+
     verb = "write"
