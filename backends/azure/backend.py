@@ -34,7 +34,8 @@ from isthmus.backends.spec import (
 from isthmus.errors import IsthmusError, UsageError
 from isthmus.storage.rundir import RunDirectory
 
-_LISTED: dict[str, State] = {"stopped": "stopped", "finished": "finished", "failed": "failed"}
+_LISTED: dict[str, State] = {word: native for word, native in STATES.items() if native != "interrupted"}
+"""Of a list, where nobody asks the run directories why a job ended."""
 _NOTICE_S = 45.0
 """Beyond the grace: a worker looks for `stop-requested` every 15 s, finishes its step, and Azure ML takes a while to say so."""
 _POLL_S = 2.0
@@ -173,7 +174,6 @@ class AzureBackend:
             for job in self._client(workspace).jobs():
                 tags = job.tags or {}
                 native = {"job_id": job.name, **workspace.to_json()}
-                word = STATES.get(state_word(job), "unknown")
                 attempt = str(tags.get("isthmus-attempt", ""))
                 yield CloudJob(
                     handle=Handle(
@@ -182,9 +182,7 @@ class AzureBackend:
                         run_uri=str(tags.get("isthmus-run-uri", "")),
                         native=native,
                     ),
-                    state=word
-                    if word in ("pending", "running", "restarting")
-                    else _LISTED.get(word, "unknown"),  # type: ignore[arg-type]
+                    state=_LISTED.get(state_word(job), "unknown"),
                     created=created(job),
                     attempt=int(attempt) if attempt.isdigit() else None,
                 )

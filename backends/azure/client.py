@@ -241,8 +241,8 @@ def state_word(job: Any) -> str:
 
 def created(job: Any) -> float | None:
     """When a job was created, in seconds since 1970."""
-    at = getattr(getattr(job, "creation_context", None), "created_at", None)
-    return at.timestamp() if hasattr(at, "timestamp") else None
+    at: Any = getattr(getattr(job, "creation_context", None), "created_at", None)
+    return float(at.timestamp()) if hasattr(at, "timestamp") else None
 
 
 @contextlib.contextmanager
