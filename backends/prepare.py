@@ -14,7 +14,7 @@ from isthmus.backends import own_code
 from isthmus.backends.destinations import Destination, destinations, known_destinations
 from isthmus.backends.places import recipe_changes, with_absolute_paths, with_paths_of
 from isthmus.backends.preflight import look
-from isthmus.backends.registry import LATER, backend_names, get_backend
+from isthmus.backends.registry import backend_names, get_backend
 from isthmus.backends.runs import Record, check_run_id, new_run_id
 from isthmus.backends.spec import Backend, Capability, Finding, Job, Offer, Rendered
 from isthmus.backends.submission import rendered_of
@@ -341,10 +341,10 @@ def _check_sections(loaded: LoadedRecipe) -> None:
     """A section for a backend that nobody has is a typing error, not a wish."""
     from isthmus.core.recipe.problems import closest
 
-    sections = set(loaded.recipe.backends) - set(LATER)
+    sections = set(loaded.recipe.backends)
     unknown = sorted(sections - set(backend_names())) if sections else []
     if unknown:
-        known = [*backend_names(), *LATER]
+        known = backend_names()
         near = closest(unknown[0], known)
         hint = f"did you mean `{near}`?" if near else f"there are {', '.join(known)}"
         place = loaded.where(f"backends.{unknown[0]}")

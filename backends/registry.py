@@ -13,9 +13,6 @@ from isthmus.backends.spec import Backend
 from isthmus.core.plugins import installed, one_line
 from isthmus.errors import NotInstalled, PluginError, UsageError
 
-LATER: tuple[str, ...] = ()
-"""Backends that a later version brings with their extra."""
-
 _METHODS = ("render", "lint", "preflight", "submit", "status", "logs", "stop", "offers")
 
 
@@ -64,7 +61,7 @@ def get_backend(name: str) -> Backend:
     """The backend of that name, loaded.
 
     Raises:
-        UsageError: there is none; says which are near, or that it comes in a later version.
+        UsageError: there is none; says which are near.
         PluginError: its plugin is broken. Other broken plugins are reported on stderr, once, and skipped.
         NotInstalled: its extra is missing.
     """
@@ -84,12 +81,7 @@ def get_backend(name: str) -> Backend:
 
 
 def _unknown(name: str, names: list[str]) -> UsageError:
-    if name in LATER:
-        return UsageError(
-            f"the {name} backend comes with isthmus[{name}] in a later version",
-            hint=f"this version has: {', '.join(names)}",
-        )
-    near = get_close_matches(name, [*names, *LATER], n=1)
+    near = get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
     return UsageError(f"no backend {name!r}", hint=hint)
 

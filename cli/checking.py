@@ -71,16 +71,14 @@ def _check(request: Request) -> None:
 
 
 def _check_sections(loaded: LoadedRecipe) -> None:
-    """Each backend's section by the backend's own model; the clouds' come with their extras, in a later version."""
+    """Each backend's section by the backend's own model."""
     if not loaded.recipe.backends:
         return
     from isthmus.backends.prepare import backend_settings
-    from isthmus.backends.registry import LATER, backend_names, get_backend
+    from isthmus.backends.registry import get_backend
 
-    available = backend_names()
     for name in loaded.recipe.backends:
-        if name in available or name not in LATER:
-            backend_settings(get_backend(name), loaded)
+        backend_settings(get_backend(name), loaded)
 
 
 @contextmanager
