@@ -120,7 +120,9 @@ def send(run: RunDirectory, submission: Submission, backend: Backend, *, record:
         _refused(run, submission, error)
         raise
     except IsthmusError as error:
-        error.hint = error.hint or f"`isthmus supervise {rendered.run_id}` tries again, under the same name"
+        # Whatever else may help: it is not known whether the job exists, and this finds out.
+        again = f"`isthmus supervise {rendered.run_id}` tries again, under the same name"
+        error.hint = f"{again}; {error.hint}" if error.hint and error.hint != "try again" else again
         raise
     run.submissions().answer(submission.number, {"handle": handle.to_json()})
     remember(run, data, handle, must=False)

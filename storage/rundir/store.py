@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from isthmus.errors import StorageError
 from isthmus.storage import filesystems
+from isthmus.storage.ranges import causes
 
 _ELSEWHERE = "choose another run_directory"
 _HINTS = {
@@ -29,13 +30,32 @@ _HINTS = {
 }
 
 
+_LOGINS = {
+    "s3": "log in with `aws sso login`, or set AWS_PROFILE or keys of your account",
+    "az": "log in with `az login`; the account needs the role Storage Blob Data Contributor",
+}
+_NOBODY = {
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialUnavailableError", "ClientAuthenticationError"),
+    *("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "ProfileNotFound"),
+}
+"""Errors of the clouds' own clients when nobody is logged in."""
+
+
+def _login(error: BaseException, place: str) -> str | None:
+    """How to log in, where that is what is missing."""
+    how = _LOGINS.get(filesystems.scheme_of(place))
+    cause = causes.cause_of(error)
+    denied = cause is not None and cause.kind is causes.Kind.DENIED
+    return how if denied or type(error).__name__ in _NOBODY else None
+
+
 def storage_error(error: BaseException, place: str, doing: str) -> StorageError:
     """The one line for a store's refusal: what was tried, where, and why it failed."""
     number = getattr(error, "errno", None) or 0
     if isinstance(error, PermissionError) and not number:
         number = errno.EACCES
     cause = filesystems.REASONS.get(number) or str(error) or type(error).__name__
-    return StorageError(f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number))
+    return StorageError(f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number) or _login(error, place))
 
 
 class Store(Protocol):

@@ -44,8 +44,8 @@ def usual(clouds: Clouds) -> Iterator[None]:
     yield
     clouds.image.clear()
     clouds.image.update(image)
-    clouds.azure.quota.pop("LowPriority", None)
-    clouds.azure.quota.pop("standardDDSv5Family", None)
+    clouds.azure.quota["LowPriority"] = 1000
+    clouds.azure.capacity["Standard_D4ds_v5"] = 1000
 
 
 def keys_by_step(run: RunDirectory, ranks: int = 2) -> dict[int, list[str]]:
@@ -242,7 +242,6 @@ def test_from_azure_to_sagemaker(
     assert code == 0, err
     code, out, err = laptop.isthmus("resume", target, "--backend", "sagemaker", "--yes", "--follow")
     assert code == 0, out + err
-    clouds.azure.capacity["Standard_D4ds_v5"] = 1000
     rows = RunDirectory(target).read_metrics("train", all_attempts=True)
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert figures(rows) == figures(clouds.run("sagemaker", "elsewhere").read_metrics("train"))
