@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,10 +163,16 @@ def test_following_over_lost_connections_and_ctrl_c(clouds: Clouds, laptop: Lapt
         )
         for operation in watched:
             clouds[backend].fail_next(operation, "drop-before", 3)
-        time.sleep(8)
+        shown: list[str] = []
+        assert process.stdout is not None
+        reader = threading.Thread(target=lambda: shown.extend(iter(process.stdout.readline, "")), daemon=True)
+        reader.start()
+        until("its log is shown", lambda: "rank 0 attempt 1: wait" in "".join(shown), 90)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        process.wait(60)
+        reader.join(10)
+        out, err = "".join(shown), process.stderr.read() if process.stderr else ""
     finally:
         process.kill()
         del clouds.image["ISTHMUS_REHEARSAL"]
@@ -175,9 +181,13 @@ def test_following_over_lost_connections_and_ctrl_c(clouds: Clouds, laptop: Lapt
     assert "followed goes on; stop it: isthmus stop followed" in out
     assert clouds.running(backend, "followed-01")
     assert clouds.run(backend, "followed").events("stop-requested") == []
-    assert "rank 0 attempt 1: wait" in out, "its log was shown"
     code, _, err = laptop.isthmus("stop", "followed")
     assert code == 0, err
-    code, out, err = laptop.isthmus("status", "followed", "--json")
-    assert (code, json.loads(out)["state"]) == (0, "stopped"), err
+
+    def stopped() -> bool:
+        code, out, err = laptop.isthmus("status", "followed", "--json")
+        assert code == 0, err
+        return bool(json.loads(out)["state"] == "stopped")
+
+    until("it is stopped", stopped, 60, 0.5)
     assert clouds.run(backend, "followed").checkpoints(), "it was told before it was ended"
