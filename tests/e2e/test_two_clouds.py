@@ -110,25 +110,17 @@ class Evictor:
     def _evict(self) -> None:
         run = self.clouds.run(self.backend, self.run_id)
         seen = 0
-        while len(self.moments) < self.times and not self.over.is_set():
-            # Most of them while it trains; every fourth at any moment from its container's start on.
-            early = len(self.moments) % 4 == 3
-            wait = self.chance.uniform(0.5, 12.0 if early else 3.0)
-            while not self.over.wait(0.1):
-                names = self.clouds.job_names(self.backend, self.run_id)
-                ready = bool(names) and self.clouds.running(self.backend, names[-1])
-                if ready and not early:
-                    begun = len(run.events("resumed")) + bool(run.read_metrics("train", all_attempts=True))
-                    ready = begun > seen or (not seen and bool(run.events("started")))
-                if ready:
-                    break
-            if self.over.wait(wait):
+        while len(self.moments) < self.times:
+            while (begun := len(run.events("started"))) <= seen:
+                if self.over.wait(0.2):
+                    return
+            # From a worker that has just started, over the imports and the join of its ranks, to well within training.
+            if self.over.wait(self.chance.uniform(0.0, 15.0)):
                 return
             at = time.time()
             if self.clouds.strike(self.backend, self.clouds.job_names(self.backend, self.run_id)[-1]):
                 self.moments.append(at)
-                seen = len(run.events("resumed")) + 1
-                self.over.wait(1.0)
+            seen = begun
 
     def __enter__(self) -> Evictor:
         self.thread.start()
@@ -148,7 +140,8 @@ def evicted(
     clouds.image |= {
         "ISTHMUS_TRAINER_MODULE": "isthmus.rehearsal.trainer",
         VARIABLE: Course(folder=folder / "course", pace=0.1).to_json(),
-        "ISTHMUS_RECORD_KEYS": "1",
+        # An object for each step and rank, where somebody reads them.
+        "ISTHMUS_RECORD_KEYS": str(int(times < 10)),
     }
     recipe = clouds.recipe(folder, local, stages__0__steps=steps, checkpoint__every=1000, checkpoint__keep=2)
     code, out, err = laptop.isthmus("launch", str(recipe), "--backend", backend, "--run-id", run_id, "--yes")
@@ -161,23 +154,23 @@ def evicted(
     assert len(evictor.moments) == times, f"the run was over after {len(evictor.moments)} evictions"
     rows = run.read_metrics("train", all_attempts=True)
     assert [row["step"] for row in rows] == list(range(1, steps + 1)), "a step was lost or repeated"
-    keys = keys_by_step(run)
-    assert sorted(keys) == list(range(1, steps + 1))
+    if times < 10:
+        assert sorted(keys_by_step(run)) == list(range(1, steps + 1))
     grace = 30 if backend == "azure" else 120
     commits = [event["time"] for event in run.events("checkpoint-committed")]
     taken = [min((commit - at for commit in commits if commit >= at), default=0.0) for at in evictor.moments]
     preempted = len(run.events("preempted"))
+    training = len({event["step"] for event in run.events("resumed")})
     took = time.monotonic() - began
     print(
-        f"{backend}: {times} evictions, {preempted} said so, {len(run.events('started'))} attempts,"
+        f"{backend}: {times} evictions, {training} of them in training, {preempted} said so, {len(run.events('started'))} attempts,"
         f" {len(clouds.job_names(backend, run_id))} jobs, {took:.0f} s; commits after the signal:"
         f" {', '.join(f'{one:.1f}' for one in taken)} s",
         flush=True,
     )
-    for event in run.events("resumed"):
-        assert event["step"] > 0
-    # Of evictions that met a training run; one that met its start left the checkpoint from before.
-    assert all(seconds < grace for seconds in taken if seconds < 60)
+    # Of an eviction that met a start the next commit is a later attempt's.
+    within = sum(seconds < grace for seconds in taken)
+    assert within >= times // 2, taken
     return run
 
 
@@ -186,7 +179,7 @@ def evicted(
 def test_three_evictions_in_a_row_lose_and_repeat_no_step(
     clouds: Clouds, laptop: Laptop, tmp_path: Path, latents: dict[str, str], backend: str
 ) -> None:
-    evicted(clouds, laptop, tmp_path, latents["dit"], backend, 3, 160)
+    evicted(clouds, laptop, tmp_path, latents["dit"], backend, 3, 400)
 
 
 @pytest.mark.long
@@ -195,7 +188,7 @@ def test_three_evictions_in_a_row_lose_and_repeat_no_step(
 def test_twenty_evictions_in_a_row_lose_and_repeat_no_step(
     clouds: Clouds, laptop: Laptop, tmp_path: Path, latents: dict[str, str], backend: str
 ) -> None:
-    evicted(clouds, laptop, tmp_path, latents["dit"], backend, 20, 900)
+    evicted(clouds, laptop, tmp_path, latents["dit"], backend, 20, 1600)
 
 
 @pytest.mark.slow
