@@ -235,8 +235,7 @@ class CachedRanges:
             if descriptor is None:
                 return False
             try:
-                flat = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]
-                done = _preadv_all(descriptor, flat, start)
+                done = _preadv_all(descriptor, views, start, wanted)
             except OSError:
                 done = -1
         if done != wanted:

@@ -218,6 +218,7 @@ def _preadv_all(descriptor: int, views: Sequence[memoryview], start: int, wanted
         count = os.preadv(descriptor, views, start)
         if count in (wanted, 0):
             return count  # nearly always: what follows looks at every view
+    views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]
     done, first, skip = 0, 0, 0
     while first < len(views):
         group = list(views[first : first + _IOVECS])

@@ -35,7 +35,12 @@ _LOGINS = {
     "az": "log in with `az login`; the account needs the role Storage Blob Data Contributor",
 }
 _NOBODY = {
-    *("NoCredentialsError", "PartialCredentialsError", "CredentialUnavailableError", "ClientAuthenticationError"),
+    *(
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "CredentialUnavailableError",
+        "ClientAuthenticationError",
+    ),
     *("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "ProfileNotFound"),
 }
 """Errors of the clouds' own clients when nobody is logged in."""
@@ -55,7 +60,9 @@ def storage_error(error: BaseException, place: str, doing: str) -> StorageError:
     if isinstance(error, PermissionError) and not number:
         number = errno.EACCES
     cause = filesystems.REASONS.get(number) or str(error) or type(error).__name__
-    return StorageError(f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number) or _login(error, place))
+    return StorageError(
+        f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number) or _login(error, place)
+    )
 
 
 class Store(Protocol):

@@ -56,4 +56,7 @@ def sm(**settings: Any) -> list[str]:
     """Overrides of `backends.sagemaker`."""
     import json
 
-    return [f"backends.sagemaker.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+    return [
+        f"backends.sagemaker.{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in settings.items()
+    ]
