@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from isthmus.core.encode.encode import Progress
+    from isthmus.core.encode.job import Progress
     from isthmus.storage.shards import Manifest
 
 
@@ -25,7 +25,8 @@ def register(data: typer.Typer) -> None:
 
 def _encode(
     source: str = typer.Argument(
-        help="A folder of pictures with captions, a .csv or .jsonl that lists some, or `emoji`."
+        help="A folder or URI of pictures, WebDataset tars, parquet or a Hugging Face dataset; a .csv or .jsonl "
+        "that lists pictures; https://host/{000..199}.tar; or `emoji`."
     ),
     dest: str = typer.Argument(help="Where the dataset is written: a folder or URI without one."),
     recipe: str = typer.Option(
@@ -42,6 +43,24 @@ def _encode(
     device: str = typer.Option("auto", "--device", help="Where the encoders run: auto, cpu, cuda, cuda:1."),
     precision: str = typer.Option("fp32", "--precision", help="Of the encoders: fp32 or bf16."),
     batch_size: int = typer.Option(32, "--batch-size", min=1, help="Pictures encoded together."),
+    threads: int | None = typer.Option(
+        None, "--threads", min=1, max=256, help="That decode ahead of the encoders; default half the cores."
+    ),
+    rank: int = typer.Option(
+        0, "--rank", min=0, envvar="RANK", help="This process, of --ranks; default $RANK."
+    ),
+    ranks: int = typer.Option(
+        1, "--ranks", min=1, envvar="WORLD_SIZE", help="Processes that share the work; default $WORLD_SIZE."
+    ),
+    unit: str | None = typer.Option(
+        None, "--unit", metavar="SIZE", help="Source bytes of a work unit, such as 500MB; default 2GB."
+    ),
+    restart: bool = typer.Option(
+        False,
+        "--restart",
+        help="Forget an encoding that was begun here with other settings or another source.",
+    ),
+    backend: str = typer.Option("local", "--backend", help="Where it runs. Only `local` so far."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Encode captioned pictures into latents and text embeddings, for all stages of a recipe at once.
@@ -49,13 +68,23 @@ def _encode(
     Example: isthmus data encode ./pictures ./data --recipe my.yaml
     """
     from isthmus.cli.output import emit
-    from isthmus.core.encode.encode import encode
+    from isthmus.core.encode.encode import UNIT_BYTES, Progress, encode_share
     from isthmus.core.encode.sources import open_source
     from isthmus.core.recipe import load_recipe
+    from isthmus.core.recipe.units import parse_size
     from isthmus.errors import UsageError
 
     if precision not in ("fp32", "bf16"):
         raise UsageError(f"--precision is fp32 or bf16, not {precision}")
+    if backend != "local":
+        raise UsageError(
+            f"data encode runs on this machine only, not on {backend}",
+            hint="start `isthmus data encode` in a job of your own, with $RANK and $WORLD_SIZE, one process a GPU",
+        )
+    try:
+        unit_bytes = UNIT_BYTES if unit is None else parse_size(unit)
+    except ValueError as error:
+        raise UsageError(f"--unit {unit}: {error}") from None
     loaded = load_recipe(recipe, overrides)
     last: list[Progress] = []
 
@@ -64,20 +93,35 @@ def _encode(
         # On standard error, so that --json stays one document.
         print(progress, file=sys.stderr, flush=True)
 
-    manifest = encode(
-        open_source(source),
+    manifest = encode_share(
+        open_source(source, loaded.recipe.data.pictures),
         dest,
         loaded.recipe,
         captions=captions,
         device=device,
         bf16=precision == "bf16",
         batch_size=batch_size,
+        rank=rank,
+        ranks=ranks,
+        restart=restart,
+        threads=threads,
+        unit_bytes=unit_bytes,
         progress=show,
     )
+    if not last:
+        last.append(Progress(written=manifest.samples if manifest else 0))
+    if manifest is None:
+        share = {"dataset": None, "rank": rank, "ranks": ranks, "written": last[-1].written}
+        emit(share, as_json=as_json, text=lambda: f"rank {rank} is done; other ranks are still at work")
+        return
+    told = last[-1].rejected
+    filtered = {reason: n for reason, n in sorted(told.items()) if reason.startswith("filter-")}
+    rejected = {reason: n for reason, n in told.items() if reason not in filtered}
     result = {
         "dataset": dest,
         "samples": manifest.samples,
-        "rejected": last[-1].rejected,
+        "rejected": rejected,
+        "filtered": filtered,
         "captions_left_out": last[-1].captions_left_out,
         "fingerprint": manifest.fingerprint,
         "rows": {
@@ -106,13 +150,16 @@ def _text(dest: str, manifest: Manifest, progress: Progress, following: str) -> 
     for bucket, rows in manifest.rows.items():
         counts = ", ".join(f"{count} up to {size} px" for size, count in rows.items())
         lines.append(f"  {bucket:>7}  {counts}")
-    if progress.rejected:
-        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(progress.rejected.items()))
-        lines.append(
-            f"rejected {sum(progress.rejected.values())}: {counts}; listed in {dest}/_rejected.jsonl"
-        )
+    wished = {reason: n for reason, n in sorted(progress.rejected.items()) if reason.startswith("filter-")}
+    rejected = {reason: n for reason, n in sorted(progress.rejected.items()) if reason not in wished}
+    if rejected:
+        counts = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+        lines.append(f"rejected {sum(rejected.values())}: {counts}; listed in {dest}/_rejected.jsonl")
     else:
         lines.append("rejected none")
+    if wished:
+        counts = ", ".join(f"{count} {reason}" for reason, count in wished.items())
+        lines.append(f"left out by the recipe's filters {sum(wished.values())}: {counts}")
     if progress.captions_left_out:
         lines.append(
             f"left out {progress.captions_left_out} captions; --captions stores more for each picture"

@@ -25,19 +25,14 @@ _PENDING_BYTES = 256 * 2**20  # pixels that wait until their bucket has a batch
 
 
 def batches(
-    source: ImageSource, table: BucketTable, batch_size: int, reject: Callable[[Rejected], None]
+    items: Iterator[Prepared | Rejected], batch_size: int, reject: Callable[[Rejected], None]
 ) -> Iterator[list[Prepared]]:
     """Pictures of one bucket and size class together, in an order that the source alone decides."""
     waiting: dict[tuple[str, int], list[Prepared]] = {}
     waiting_bytes = 0
-    for record in source:
-        if isinstance(record, Rejected):
-            reject(record)
-            continue
-        try:
-            item = prepare(record, table)
-        except Unusable as problem:
-            reject(Rejected(key=record.key, reason=problem.reason, detail=problem.detail))
+    for item in items:
+        if isinstance(item, Rejected):
+            reject(item)
             continue
         kind = (item.bucket, item.size_class)
         waiting.setdefault(kind, []).append(item)

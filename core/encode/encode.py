@@ -4,49 +4,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from isthmus.core.encode.ahead import default_threads, prepared
 from isthmus.core.encode.batches import batches, fit_patch_pca
 from isthmus.core.encode.buckets import BucketTable, bucket_table, latent_multiple
-from isthmus.core.encode.captions import CaptionEncoder, finite_columns, not_finite
-from isthmus.core.encode.prepare import Prepared, as_tensor
+from isthmus.core.encode.captions import CaptionEncoder, finite_columns
+from isthmus.core.encode.job import Progress, Reporter, UnitJob
+from isthmus.core.encode.ledger import Ledger
+from isthmus.core.encode.pieces import Unit, items_of, units_of
 from isthmus.core.encode.pretrained import require_torch
-from isthmus.core.encode.sources import ImageSource, Rejected, Survey
-from isthmus.errors import UsageError
+from isthmus.core.encode.sources import ImageSource, Survey
+from isthmus.errors import IsthmusError, UsageError
 
 if TYPE_CHECKING:
     from isthmus.core.encode.autoencoders import Autoencoder
     from isthmus.core.encode.text import TextEncoderRunner
     from isthmus.core.recipe.schema import Recipe
-    from isthmus.storage.shards import DatasetSpec, DatasetWriter, Manifest
+    from isthmus.storage.shards import DatasetSpec, Manifest
+
+__all__ = ["DEFAULT_CAPTIONS", "Progress", "encode", "encode_share"]
 
 DEFAULT_CAPTIONS = 5
 """Captions kept of a picture unless told otherwise; each adds its embeddings to every sample."""
-_AUTOENCODER_PIXELS = 4 * 2**20  # of one call: 64 pictures of 256 px, 4 of 1024 px
+UNIT_BYTES, UNIT_PIECES = 2 * 10**9, 20_000
+"""Of a unit, as the source stores it. A killed rank loses one unit's work."""
+_PLAN_WAIT_S = 1800.0
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far encoding is."""
-
-    written: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Reason -> count."""
-    captions_left_out: int = 0
-    """Captions beyond the number stored for each picture."""
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        rate = self.written / self.seconds if self.seconds else 0.0
-        return (
-            f"encoded {self.written} pictures, rejected {sum(self.rejected.values())}, {rate:.1f} pictures/s"
-        )
+def encode(source: ImageSource, dest_uri: str, recipe: Recipe, **options: Any) -> Manifest:
+    """Encodes a whole source on this rank alone; see :func:`encode_share`."""
+    manifest = encode_share(source, dest_uri, recipe, **options)
+    if manifest is None:
+        raise UsageError("this is the share of one rank of several: encode_share", where=dest_uri)
+    return manifest
 
 
-def encode(
+def encode_share(
     source: ImageSource,
     dest_uri: str,
     recipe: Recipe,
@@ -58,22 +53,30 @@ def encode(
     batch_size: int = 32,
     rows_per_group: int | None = None,
     rows_per_shard: int | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+    restart: bool = False,
+    threads: int | None = None,
+    unit_bytes: int = UNIT_BYTES,
+    unit_pieces: int = UNIT_PIECES,
     progress: Callable[[Progress], None] | None = None,
     interval: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
-) -> Manifest:
-    """Encodes a source for a recipe's model and writes the dataset.
+) -> Manifest | None:
+    """Encodes a rank's share of a source for a recipe's model; the rank that ends last makes the dataset whole.
 
     Every resolution of the recipe's stages that a picture reaches without being enlarged is written, so that one
     pass serves all stages. Pictures are not mirrored. The same source and settings give the same bytes on the same
-    machine. Memory does not grow with the number of pictures.
+    machine, whatever the number of ranks and however often they were killed and started again: the source is cut into units,
+    each is encoded by itself, and one that was not finished is encoded again. Memory does not grow with the number of
+    pictures.
 
     Args:
-        source: the pictures; iterated once, or twice when a patch_pca autoencoder is fitted.
-        dest_uri: a folder or URI that holds no dataset yet.
+        source: the pictures; the first 10,000 are read twice when a patch_pca autoencoder is fitted.
+        dest_uri: a folder or URI that holds no dataset yet, or one that was begun with the same settings.
         recipe: says the encoders, the stages' resolutions, the buckets and the validation prompts.
         captions: stored for each picture; by default the most that any has, up to `DEFAULT_CAPTIONS`. A picture
-            with fewer repeats its own, one with more keeps the first ones.
+            with fewer repeats its own, one with more keeps the first ones, or those of most weight.
         autoencoder: takes the place of the recipe's. Held-out pictures need the patch_pca of the training
             pictures; one of their own would have other latents.
         device: a torch device for the encoders; `auto` is the first GPU, or the CPU.
@@ -82,156 +85,249 @@ def encode(
         rows_per_group: rows of a block in the most frequent bucket; by default about 10 MB, and no more than a
             lane's share of the shuffle window. Rarer buckets have smaller blocks.
         rows_per_shard: by default about 1.5 GB.
+        rank: this one, of
+        ranks: how many encode at the same time. Rank 0 makes the plan, the others wait for it.
+        restart: forget what was done here with other settings, or from a source that has changed.
+        threads: that decode and resize ahead of the encoders.
+        unit_bytes, unit_pieces: of a unit, at most, but for a piece that is larger by itself.
         progress: called every `interval` seconds of `clock`, and at the end.
 
     Returns:
-        The manifest of the written dataset.
+        The manifest of the written dataset; None when other ranks are still at work.
 
     Raises:
-        UsageError: there is a dataset already, the recipe and the encoders disagree, no picture could be used.
-        DataError: the null embedding or a validation prompt's is not finite.
+        UsageError: there is a dataset already, or one begun otherwise; the recipe and the encoders disagree; no picture
+            could be used.
+        DataError: the null embedding or a validation prompt's is not finite; the source changes; a table is damaged.
+        StorageError: a store refuses. What was done stays, and the same call goes on from there.
         NotInstalled: torch or the model libraries are missing.
     """
     require_torch("encoding")
     from isthmus.core.encode.autoencoders import load_autoencoder, patch_pca_folder
     from isthmus.core.encode.text import load_text_encoders
-    from isthmus.storage.filesystems import filesystem, join
-    from isthmus.storage.shards import DatasetWriter, balanced_row_groups, rows_by_bytes
+    from isthmus.storage.shards.parts import PartWriter
 
-    files, manifest_path = filesystem(join(dest_uri, "manifest.json"))
-    if files.exists(manifest_path):
-        # The writer refuses, too, but only after the models are loaded.
-        raise UsageError(
-            f"{dest_uri} holds a dataset already", hint="choose another folder, or remove that one"
-        )
+    if not 0 <= rank < ranks:
+        raise UsageError(f"rank {rank} of {ranks}: ranks count from 0")
+    if restart and ranks > 1:
+        raise UsageError("--restart is for one rank", hint="remove the folder _encode, then start all ranks")
+    if captions is not None and not 1 <= captions <= 64:
+        raise UsageError(f"captions must be from 1 to 64, not {captions}")
     table = bucket_table(
         recipe.data.buckets, [stage.resolution for stage in recipe.stages], latent_multiple(recipe)
     )
-    survey = source.survey()
-    count = _captions(survey, captions)
+    units = units_of(source, max_bytes=unit_bytes, max_pieces=unit_pieces)
     section = recipe.encoders.autoencoder
+    asked = {
+        "source": source.description,
+        "units": [asdict(unit) for unit in units],
+        "encoders": recipe.encoders.model_dump(mode="json"),
+        "given_autoencoder": autoencoder.fingerprint if autoencoder else None,
+        "buckets": [[b.name, [[r, *size] for r, size in sorted(b.sizes.items())]] for b in table.buckets],
+        "pictures": recipe.data.pictures.model_dump(mode="json"),
+        "prompts": list(recipe.validation.prompts),
+        "settings": [captions, bf16, batch_size, rows_per_group, rows_per_shard],
+        "window": [recipe.data.shuffle_window, recipe.data.lanes],
+    }
+    ledger = Ledger(dest_uri)
+    finished = _finished(dest_uri, ledger, asked)
+    if finished is not None:
+        return finished
+    plan = ledger.plan()
+    if plan is None or plan["asked"] != asked or restart:
+        if rank:
+            plan = _wait_for_plan(ledger, asked)
+        else:
+            if plan is not None and ledger.done() and not restart:
+                raise UsageError(
+                    "another encoding was begun here: with other settings, or the source has changed",
+                    where=dest_uri,
+                    hint="--restart forgets it; or choose another folder",
+                )
+            plan = None
+    survey = source.survey() if plan is None else None
     if autoencoder is None:
-        autoencoder = (
-            fit_patch_pca(source, table, factor=section.factor, latent_channels=section.latent_channels)
-            if section.kind == "patch_pca"
-            else load_autoencoder(section, dest_uri, device=device, bf16=bf16)
-        )
+        if section.kind != "patch_pca" or plan is not None:
+            autoencoder = load_autoencoder(section, dest_uri, device=device, bf16=bf16)
+        else:
+            autoencoder = fit_patch_pca(
+                source, table, factor=section.factor, latent_channels=section.latent_channels
+            )
     text = load_text_encoders(recipe, device=device, bf16=bf16)
-    spec = _spec(autoencoder, list(text.values()), table, count)
+    encoders = (autoencoder, list(text.values()), table)
+    if survey is not None:
+        plan = _begin(dest_uri, ledger, asked, encoders, survey, recipe)
+        if section.kind == "patch_pca":
+            autoencoder.save(patch_pca_folder(section, dest_uri))
+        plan = ledger.begin(plan)
+    assert plan is not None
+    spec = _spec(*encoders, plan["captions"])
+    if plan["fingerprints"] != _fingerprints(spec):
+        raise UsageError(
+            "the encoders are not those that this encoding was begun with",
+            where=dest_uri,
+            hint="--restart forgets what was done; or choose another folder",
+        )
+    reporter = Reporter(progress, interval, clock)
+    threads = threads or default_threads()
+    done = {number for number in ledger.done() if ledger.record(number, plan) is not None}
+    own = [unit for unit in units if unit.number % ranks == rank and unit.number not in done]
+    reporter.progress.expected = _share(plan["pictures"], own, units)
+    for unit in own:
+        with PartWriter(
+            dest_uri,
+            spec,
+            unit.number,
+            len(units),
+            rows_per_group=plan["rows_per_group"],
+            rows_per_shard=plan["rows_per_shard"],
+        ) as writer:
+            # Nothing is remembered from one unit to the next: its bytes are its own.
+            job = UnitJob(writer, autoencoder, CaptionEncoder(text), plan["captions"], reporter)
+            ready = prepared(items_of(source, unit), table, threads=threads, ahead=2 * batch_size + threads)
+            for batch in batches(ready, batch_size, job.reject):
+                job.write(batch)
+            record = writer.seal()
+        ledger.commit(unit.number, plan, {**record, **job.record()})
+    return _finish(dest_uri, ledger, plan, units, spec, text, reporter, recipe, source.description)
+
+
+def _finished(dest_uri: str, ledger: Ledger, asked: dict[str, Any]) -> Manifest | None:
+    """The dataset that is there already, when it is this one and only the tidying is left.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    from isthmus.storage.filesystems import filesystem, join, storage_errors
+    from isthmus.storage.shards import open_dataset
+
+    files, path = filesystem(join(dest_uri, "manifest.json"))
+    with storage_errors("read", dest_uri):
+        if not files.exists(path):
+            return None
+    plan = ledger.plan()
+    if plan is None or plan["asked"] != asked:
+        raise UsageError(
+            f"{dest_uri} holds a dataset already", hint="choose another folder, or remove that one"
+        )
+    ledger.remove()
+    return open_dataset(dest_uri).manifest
+
+
+def _wait_for_plan(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
+    """The plan that rank 0 makes."""
+    end = time.monotonic() + _PLAN_WAIT_S
+    while time.monotonic() < end:
+        plan = ledger.plan()
+        if plan is not None and plan["asked"] == asked:
+            return plan
+        time.sleep(0.5)
+    raise IsthmusError(
+        f"rank 0 made no plan for these settings within {_PLAN_WAIT_S / 60:.0f} minutes",
+        where=ledger.uri,
+        hint="start it with the same source, recipe and options",
+    )
+
+
+def _begin(
+    dest_uri: str,
+    ledger: Ledger,
+    asked: dict[str, Any],
+    encoders: tuple[Autoencoder, list[TextEncoderRunner], BucketTable],
+    survey: Survey,
+    recipe: Recipe,
+) -> dict[str, Any]:
+    """A plan, in a place that is cleared for it."""
+    from isthmus.storage.shards import balanced_row_groups, rows_by_bytes
+    from isthmus.storage.shards.parts import remove_shards
+
+    captions, _, _, rows_per_group, rows_per_shard = asked["settings"]
+    count = captions or max(1, min(survey.most_captions, DEFAULT_CAPTIONS))
+    spec = _spec(*encoders, count)
     block, shard = rows_by_bytes(spec)
     # A lane holds at least one block of every bucket: larger ones than its share of the shuffle window would cost
     # memory and shuffle nothing.
     block = max(1, min(block, recipe.data.shuffle_window // recipe.data.lanes))
-    groups = balanced_row_groups(_bucket_counts(survey, table), rows_per_group or block)
-    shard = max(rows_per_shard or shard, *groups.values())
-    with DatasetWriter(dest_uri, spec, rows_per_group=groups, rows_per_shard=shard) as writer:
-        job = _Job(writer, autoencoder, CaptionEncoder(text), count, progress, interval, clock)
-        for batch in batches(source, table, batch_size, job.reject):
-            job.write(batch)
-        if not job.progress.written:
-            raise UsageError(
-                f"no picture could be used: {_counts(job.progress.rejected) or 'the source is empty'}",
-                hint="; ".join(f"{item.key}: {item.detail or item.reason}" for item in job.rejected[:3])
-                or None,
-            )
-        if section.kind == "patch_pca":
-            autoencoder.save(patch_pca_folder(section, dest_uri))
-        prompts = list(recipe.validation.prompts)
-        manifest = writer.finish(
-            null_text=finite_columns(text, [""], "the null embedding"),
-            prompts=prompts,
-            prompt_text=finite_columns(text, prompts, "a validation prompt's embedding"),
-            rejected=[item.to_json() for item in job.rejected],
-            source=source.description,
+    groups = balanced_row_groups(_bucket_counts(survey, encoders[2]), rows_per_group or block)
+    ledger.remove()
+    remove_shards(dest_uri)
+    return {
+        "asked": asked,
+        "captions": count,
+        "fingerprints": _fingerprints(spec),
+        "rows_per_group": groups,
+        "rows_per_shard": max(rows_per_shard or shard, *groups.values()),
+        "pictures": survey.sizes.total() if survey.pictures is None else survey.pictures,
+    }
+
+
+def _finish(
+    dest_uri: str,
+    ledger: Ledger,
+    plan: dict[str, Any],
+    units: Sequence[Unit],
+    spec: DatasetSpec,
+    text: dict[str, TextEncoderRunner],
+    reporter: Reporter,
+    recipe: Recipe,
+    description: str,
+) -> Manifest | None:
+    """Makes the dataset whole when every unit is done; whichever rank sees that may do it, to the same bytes."""
+    from isthmus.storage.shards.parts import assemble
+
+    records = []
+    if len(ledger.done()) == len(units):
+        found = [ledger.record(unit.number, plan) for unit in units]
+        records = [record for record in found if record is not None]
+    if len(records) < len(units):
+        reporter.report(final=True)
+        try:
+            return _finished(dest_uri, ledger, plan["asked"])  # another rank may just have done it
+        except UsageError:
+            return None
+    now = reporter.progress
+    total = Progress(
+        written=sum(record["written"] for record in records),
+        captions_left_out=sum(record["captions_left_out"] for record in records),
+    )
+    for record in records:
+        for reason, count in record["counts"].items():
+            total.rejected[reason] = total.rejected.get(reason, 0) + count
+    total.before = total.written + sum(total.rejected.values()) - now.written - sum(now.rejected.values())
+    rejected = [item for record in records for item in record["rejected"]]
+    if not total.written:
+        ledger.remove()
+        raise UsageError(
+            f"no picture could be used: {_counts(total.rejected) or 'the source is empty'}",
+            hint="; ".join(f"{item['key']}: {item['detail'] or item['reason']}" for item in rejected[:3])
+            or None,
         )
-    job.report(final=True)
+    prompts = list(recipe.validation.prompts)
+    manifest = assemble(
+        dest_uri,
+        spec,
+        records,
+        null_text=finite_columns(text, [""], "the null embedding"),
+        prompts=prompts,
+        prompt_text=finite_columns(text, prompts, "a validation prompt's embedding"),
+        rejected=rejected,
+        source=description,
+    )
+    ledger.remove()
+    reporter.progress = total
+    reporter.report(final=True)
     return manifest
 
 
-class _Job:
-    """The encoders at work on one batch after the other."""
+def _share(pictures: int, own: Sequence[Unit], units: Sequence[Unit]) -> int:
+    """Pictures of some units, about: by bytes, where the source tells them."""
+    whole = sum(unit.size for unit in units)
+    part = sum(unit.size for unit in own) / whole if whole else len(own) / len(units)
+    return round(pictures * part)
 
-    def __init__(
-        self,
-        writer: DatasetWriter,
-        autoencoder: Autoencoder,
-        captions: CaptionEncoder,
-        count: int,
-        report: Callable[[Progress], None] | None,
-        interval: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._writer, self._autoencoder, self._captions, self._count = writer, autoencoder, captions, count
-        self._report, self._interval, self._clock = report, interval, clock
-        self._started = self._reported = clock()
-        self.progress, self.rejected = Progress(), list[Rejected]()
-        self._keys: set[str] = set()
 
-    def reject(self, item: Rejected) -> None:
-        """Counts and lists what is left out."""
-        self.rejected.append(item)
-        self.progress.rejected[item.reason] = self.progress.rejected.get(item.reason, 0) + 1
-        self.report()
-
-    def report(self, *, final: bool = False) -> None:
-        """Tells the progress, when it is time."""
-        now = self._clock()
-        self.progress.seconds = now - self._started
-        if self._report and (final or now - self._reported >= self._interval):
-            self._reported = now
-            self._report(self.progress)
-
-    def write(self, batch: Sequence[Prepared]) -> None:
-        """Encodes pictures of one bucket and size class, and hands them to the writer."""
-        from isthmus.storage.shards import Sample
-
-        captions = self._captions.encode([text for item in batch for text in item.captions[: self._count]])
-        latents = {
-            resolution: self._latents([item.pixels[resolution] for item in batch])
-            for resolution in batch[0].pixels
-        }
-        for row, item in enumerate(batch):
-            if item.key in self._keys:
-                self.reject(Rejected(key=item.key, reason="duplicate", detail="another picture has this key"))
-                continue
-            self._keys.add(item.key)
-            own = {resolution: (mean[row], logvar[row]) for resolution, (mean, logvar) in latents.items()}
-            texts = item.captions[: self._count]
-            encoded = [captions[text] for text in texts]
-            problem = not_finite(own, encoded)
-            if problem:
-                self.reject(Rejected(key=item.key, reason="non-finite", detail=problem))
-                continue
-            self._writer.add(
-                Sample(
-                    key=item.key,
-                    captions=list(texts),
-                    text=encoded,
-                    latents=own,
-                    bucket=item.bucket,
-                    size_class=item.size_class,
-                    source=item.source,
-                    original_size=(item.original_size.height, item.original_size.width),
-                    crop=(item.crop.top, item.crop.left, item.crop.height, item.crop.width),
-                    flipped=False,
-                )
-            )
-            self.progress.written += 1
-            self.progress.captions_left_out += len(item.captions) - len(texts)
-        self.report()
-
-    def _latents(self, pictures: list[Any]) -> tuple[Any, Any]:
-        """Unscaled mean and log variance, fp16 [b, C, H, W], of pictures of one shape."""
-        height, width = pictures[0].shape[:2]
-        at_once = max(1, _AUTOENCODER_PIXELS // (height * width))
-        parts = [
-            self._autoencoder.encode(as_tensor(pictures[start : start + at_once]))
-            for start in range(0, len(pictures), at_once)
-        ]
-        mean, logvar = (np.concatenate([part[index].numpy() for part in parts]) for index in (0, 1))
-        with np.errstate(over="ignore"):
-            # What fp16 cannot hold becomes infinite and is rejected.
-            return mean.astype(np.float16), logvar.astype(np.float16)
+def _fingerprints(spec: DatasetSpec) -> dict[str, str]:
+    return {"": spec.autoencoder.fingerprint, **{encoder.name: encoder.fingerprint for encoder in spec.text}}
 
 
 def _bucket_counts(survey: Survey, table: BucketTable) -> dict[str, int]:
@@ -272,14 +368,6 @@ def _spec(
         captions=captions,
         buckets=tuple(bucket.name for bucket in table.buckets),
     )
-
-
-def _captions(survey: Survey, wanted: int | None) -> int:
-    if wanted is not None:
-        if not 1 <= wanted <= 64:
-            raise UsageError(f"captions must be from 1 to 64, not {wanted}")
-        return wanted
-    return max(1, min(survey.most_captions, DEFAULT_CAPTIONS))
 
 
 def _counts(rejected: dict[str, int]) -> str:

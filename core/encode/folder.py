@@ -9,15 +9,29 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from isthmus.core.encode.filters import (
+    MAX_CAPTION,
+    captions_of,
+    check_fields,
+    check_size,
+    clean,
+    provenance_of,
+)
 from isthmus.core.encode.pictures import SUFFIXES, Size, Unusable, read_picture, read_size
+from isthmus.core.encode.pieces import Pending, Piece, PieceSource
+from isthmus.core.encode.places import File
 from isthmus.core.encode.sources import ImageRecord, Rejected, Survey
+from isthmus.core.encode.webdataset import fields_of
+from isthmus.core.recipe.pictures import Pictures
 from isthmus.errors import UsageError
 
 LISTINGS = ("metadata.jsonl", "metadata.csv", "captions.csv")
 """Files that list captions, in the order they are looked for in a folder's root."""
-_MAX_CAPTION = 20_000
+_MAX_TEXT = 2**20
 
 
 @dataclass(slots=True)
@@ -25,9 +39,11 @@ class _Entry:
     captions: list[str] = field(default_factory=list)
     source: str | None = None
     reason: str | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Everything that the listing says of it."""
 
 
-class FolderSource:
+class FolderSource(PieceSource):
     """Pictures below a folder, in the order of their names.
 
     Captions come from the listing where there is one, else from a `.txt` file beside each picture. Several lines
@@ -38,15 +54,20 @@ class FolderSource:
         listing: a `.jsonl` (`file_name` and `text`, `caption` or `captions`) or a `.csv` (columns `file_name` and
             `text` or `caption`); by default the first of `LISTINGS` that is there. An optional `source` names a
             picture's provenance.
+        pictures: the recipe's names of fields, captions and filters. Fields are those of the listing; without one,
+            `txt` and those of a `.json` beside the picture, as img2dataset writes it.
 
     Raises:
         UsageError: the folder is not there or holds no picture, or the listing cannot be read.
     """
 
-    def __init__(self, root: Path, listing: Path | None = None) -> None:
+    def __init__(self, root: Path, listing: Path | None = None, pictures: Pictures | None = None) -> None:
         if not root.is_dir():
             raise UsageError(f"no folder of pictures at {root}")
         self.root = root
+        self._pictures = pictures if pictures is not None else Pictures()
+        asked = self._pictures
+        self._wants_fields = bool(asked.captions or asked.scores or asked.licences or asked.provenance)
         self._resolved = root.resolve()
         if listing is None:
             listing = next((root / name for name in LISTINGS if (root / name).is_file()), None)
@@ -61,6 +82,30 @@ class FolderSource:
                 hint=f"files ending in {', '.join(sorted(SUFFIXES))}, with captions",
             )
 
+    @cached_property
+    def pieces(self) -> list[Piece]:  # type: ignore[override]
+        """A piece is a file."""
+        return [self._piece(name) for name in self._files]
+
+    def _piece(self, name: str) -> Piece:
+        try:
+            seen = self._inside(name).stat()
+        except (Unusable, OSError):
+            return Piece(File(name, 0, ""))
+        return Piece(File(name, seen.st_size, str(seen.st_mtime_ns)), size=seen.st_size)
+
+    def read(self, piece: Piece) -> Iterator[Pending | Rejected]:
+        """The picture of one file."""
+        name = piece.file.name
+        # The file is opened when it is decoded, so nothing waits in memory.
+        yield Pending(name, 0, lambda: self._unchanged(piece), lambda: self._look(name))
+
+    def _unchanged(self, piece: Piece) -> ImageRecord:
+        record = self._record(piece.file.name)
+        if self._piece(piece.file.name) != piece:
+            raise Unusable("changed", "the file was replaced while the source was encoded")
+        return record
+
     def __len__(self) -> int:
         """Files that will be looked at."""
         return len(self._files)
@@ -70,9 +115,16 @@ class FolderSource:
         most, sizes = 0, Counter[Size]()
         for name in self._files:
             with contextlib.suppress(Unusable):
-                most = max(most, len(self._captions(name)))
-                sizes[read_size(self._inside(name))] += 1
+                size, captions = self._look(name)
+                most = max(most, captions)
+                sizes[size] += 1
         return Survey(most, sizes)
+
+    def _look(self, name: str) -> tuple[Size, int]:
+        captions, _, _ = self._told(name)
+        size = read_size(self._inside(name))
+        check_size(size, self._pictures)
+        return size, len(captions)
 
     def __iter__(self) -> Iterator[ImageRecord | Rejected]:
         """One file at a time, by name."""
@@ -86,12 +138,40 @@ class FolderSource:
         path = self._inside(name)
         if path.is_dir():
             raise Unusable("link", "a symbolic link to a folder is not followed")
-        captions = self._captions(name)
-        if any(len(text) > _MAX_CAPTION for text in captions):
-            raise Unusable("caption-too-long", f"over {_MAX_CAPTION} characters")
+        captions, weights, source = self._told(name)
+        if any(len(text) > MAX_CAPTION for text in captions):
+            raise Unusable("caption-too-long", f"over {MAX_CAPTION} characters")
+        check_size(read_size(path), self._pictures)
+        return ImageRecord(
+            key=name, image=read_picture(path), captions=captions, weights=weights, source=source
+        )
+
+    def _told(self, name: str) -> tuple[tuple[str, ...], tuple[float, ...], str]:
+        """Captions, weights and provenance, of a picture that the recipe's fields take."""
         entry = (self._entries or {}).get(name)
         source = (entry.source if entry else None) or self.name
-        return ImageRecord(key=name, image=read_picture(path), captions=tuple(captions), source=source)
+        if not self._wants_fields:
+            return tuple(self._captions(name)), (), source
+        if self._entries is not None:
+            fields = entry.fields if entry else {}
+        else:
+            fields = fields_of(dict(self._beside(name)))
+        check_fields(fields, self._pictures)
+        if self._pictures.captions:
+            captions, weights = captions_of(fields, self._pictures)
+        else:
+            captions, weights = tuple(self._captions(name)), ()
+        return captions, weights, provenance_of(fields, self._pictures, source)
+
+    def _beside(self, name: str) -> Iterator[tuple[str, bytes]]:
+        for kind in ("txt", "json"):
+            try:
+                file = self._inside(str(PurePosixPath(name).with_suffix(f".{kind}")))
+                if file.stat().st_size <= _MAX_TEXT:
+                    yield kind, file.read_bytes()
+            except Unusable as problem:
+                if problem.reason != "missing":
+                    raise
 
     def _captions(self, name: str) -> list[str]:
         """Without surplus white space, empty ones and repetitions; at least one."""
@@ -104,7 +184,7 @@ class FolderSource:
             if entry.reason:
                 raise Unusable("bad-listing", entry.reason)
             lines = entry.captions
-        captions = list(dict.fromkeys(text for text in (" ".join(line.split()) for line in lines) if text))
+        captions = list(dict.fromkeys(text for text in (clean(line) for line in lines) if text))
         if not captions:
             raise Unusable("no-caption", "the caption is empty")
         return captions
@@ -153,19 +233,24 @@ class FolderSource:
         entries: dict[str, _Entry] = {}
         try:
             with path.open(encoding="utf-8-sig", newline="") as lines:
-                rows = _jsonl(path, lines) if path.suffix == ".jsonl" else _csv(path, lines)
-                for name, captions, source, reason in rows:
+                for name, captions, source, reason, fields in rows_of(path, lines):
                     # `./a.png` and `a.png` are one picture.
                     entry = entries.setdefault(str(PurePosixPath(name)), _Entry())
                     entry.captions += captions
                     entry.source = source or entry.source
                     entry.reason = reason or entry.reason
+                    entry.fields |= fields
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UsageError(f"cannot read it: {error}", where=str(path)) from None
         return entries
 
 
-_Row = tuple[str, list[str], str | None, str | None]
+_Row = tuple[str, list[str], str | None, str | None, dict[str, Any]]
+
+
+def rows_of(path: Path, lines: Iterator[str]) -> Iterator[_Row]:
+    """The lines of a listing: name, captions, provenance, what is wrong with it, all fields."""
+    return _jsonl(path, lines) if path.suffix.lower() == ".jsonl" else _csv(path, lines)
 
 
 def _jsonl(path: Path, lines: Iterator[str]) -> Iterator[_Row]:
@@ -189,7 +274,7 @@ def _jsonl(path: Path, lines: Iterator[str]) -> Iterator[_Row]:
             else:
                 reason = f"line {number}: `{key}` is not text"
         source = row.get("source")
-        yield name, captions, source if isinstance(source, str) else None, reason
+        yield name, captions, source if isinstance(source, str) else None, reason, row
 
 
 def _csv(path: Path, lines: Iterator[str]) -> Iterator[_Row]:
@@ -203,4 +288,4 @@ def _csv(path: Path, lines: Iterator[str]) -> Iterator[_Row]:
     for row in table:
         if not row["file_name"]:
             raise UsageError("a row needs a `file_name`", where=f"{path}:{table.line_num}")
-        yield row["file_name"], [row[column] or ""], row.get("source"), None
+        yield row["file_name"], [row[column] or ""], row.get("source"), None, row

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,7 +44,7 @@ class Size(NamedTuple):
     width: int
 
 
-def read_picture(path: Path) -> Image:
+def read_picture(path: Path | BytesIO) -> Image:
     """The picture in a file as RGB: EXIF orientation applied, transparency laid on white, the first frame only.
 
     Grey, palette, CMYK, YCbCr, LAB and 16-bit pictures are converted; colour profiles are not applied.
@@ -58,7 +59,7 @@ def read_picture(path: Path) -> Image:
         return to_rgb(ImageOps.exif_transpose(image))
 
 
-def read_size(path: Path) -> Size:
+def read_size(path: Path | BytesIO) -> Size:
     """The size that :func:`read_picture` would give, from the file's header alone.
 
     Raises:
@@ -71,7 +72,7 @@ def read_size(path: Path) -> Size:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image]:
+def _opened(path: Path | BytesIO) -> Iterator[Image]:
     """A picture file whose size is within bounds; whatever goes wrong in the block is Unusable."""
     from PIL import Image
 

@@ -22,6 +22,8 @@ class Prepared:
 
     key: str
     captions: tuple[str, ...]
+    weights: tuple[float, ...]
+    """Of the captions; empty when they are even."""
     source: str
     bucket: str
     size_class: int
@@ -71,6 +73,7 @@ def prepare(record: ImageRecord, table: BucketTable, *, largest_only: bool = Fal
     return Prepared(
         key=record.key,
         captions=record.captions,
+        weights=record.weights,
         source=record.source,
         bucket=bucket.name,
         size_class=size_class,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from isthmus.core.encode.pictures import Size
@@ -13,6 +12,9 @@ from isthmus.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from isthmus.core.encode.places import File, Place
+    from isthmus.core.recipe.pictures import Pictures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class ImageRecord:
     """At least one, none of them empty."""
     source: str
     """Provenance: where the picture is from and, where known, its licence."""
+    weights: tuple[float, ...] = ()
+    """Of the captions; empty when they are even."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,9 @@ class Survey:
     most_captions: int
     """Of any picture."""
     sizes: Counter[Size]
-    """How many pictures there are of each size."""
+    """How many of the pictures that were looked at are of each size."""
+    pictures: int | None = None
+    """How many there are, about; None: as many as were looked at."""
 
 
 @runtime_checkable
@@ -72,31 +78,64 @@ class ImageSource(Protocol):
         ...
 
 
-def open_source(source: str) -> ImageSource:
+def open_source(source: str, pictures: Pictures | None = None) -> ImageSource:
     """The source that a command line names.
 
-    `emoji` is the quickstart's; otherwise a folder of pictures, or a `.csv` or `.jsonl` file that lists some
-    (file names are relative to the file's folder). A folder that is called `emoji` is written `./emoji`.
+    `emoji` is the quickstart's; otherwise a folder or URI of pictures, WebDataset tars, parquet files or a Hugging Face
+    dataset on disk, one such file, or a `.csv` or `.jsonl` file that lists pictures (file names are relative to its
+    folder). What a folder holds tells what it is: arrow files before tars before parquet before pictures, so that
+    the statistics that img2dataset leaves beside its tars are not taken for pictures. A folder that is called `emoji` is
+    written `./emoji`.
+
+    Args:
+        pictures: names of columns, captions and filters; by default nothing is left out.
 
     Raises:
-        UsageError: there is no such folder or file.
+        UsageError: there is no such folder or file, or nothing in it is known.
     """
     if source == "emoji":
         from isthmus.core.encode.emoji import EmojiSource
 
         return EmojiSource()
-    path = Path(source)
-    if not path.exists():
-        raise UsageError(
-            f"no folder of pictures at {source}",
-            hint="a folder with captions, a .csv or .jsonl file that lists pictures, or `emoji`",
-        )
     from isthmus.core.encode.folder import FolderSource
+    from isthmus.core.encode.places import Place
+    from isthmus.core.recipe.pictures import Pictures
+    from isthmus.storage.filesystems import is_local, local_path
 
-    if path.is_dir():
-        return FolderSource(path)
-    if path.suffix.lower() in (".csv", ".jsonl"):
-        return FolderSource(path.parent, listing=path)
-    raise UsageError(
-        f"{source} is a file, not a folder of pictures", hint="name a folder, a .csv or a .jsonl file"
-    )
+    chosen = pictures if pictures is not None else Pictures()
+    local = local_path(source) if is_local(source) else None
+    listing = source.lower().endswith((".csv", ".jsonl"))
+    if local is not None and "{" not in source:
+        if not local.exists():
+            raise UsageError(
+                f"no folder of pictures at {source}",
+                hint="a folder with captions, tars, parquet or arrow files, a .csv or .jsonl file, or `emoji`",
+            )
+        if local.is_file() and listing:
+            return FolderSource(local.parent, listing=local, pictures=chosen)
+    place = Place(source.rpartition("/")[0] if listing else source)
+    files = place.files()
+    for suffix, kind in ((".arrow", "arrow"), (".tar", "tar"), (".parquet", "parquet")):
+        having = [file for file in files if file.name.lower().endswith(suffix)]
+        if having and not listing:
+            return _tables(kind, place, files if kind == "arrow" else having, chosen)
+    if local is not None and local.is_dir():
+        return FolderSource(local, pictures=chosen)
+    if local is not None:
+        raise UsageError(
+            f"{source} is a file, not a folder of pictures",
+            hint="name a folder, or a .tar, .parquet, .arrow, .csv or .jsonl file",
+        )
+    from isthmus.core.encode.store_folder import StoreFolder
+
+    return StoreFolder(place, files, chosen, source.rpartition("/")[2] if listing else None)
+
+
+def _tables(kind: str, place: Place, files: list[File], pictures: Pictures) -> ImageSource:
+    if kind == "tar":
+        from isthmus.core.encode.webdataset import TarSource
+
+        return TarSource(place, files, pictures)
+    from isthmus.core.encode.tables import ArrowSource, ParquetSource
+
+    return (ArrowSource if kind == "arrow" else ParquetSource)(place, files, pictures)

@@ -19,6 +19,10 @@ def check_data(recipe: Recipe) -> list[Problem]:
     elif data.cache_directory is not None and "://" in data.cache_directory:
         message = "is a folder of the node, not a URI"
         problems.append(Problem(("data", "cache_directory"), message, "such as /local/isthmus-cache"))
+    pictures = data.pictures
+    if pictures.licences and pictures.licence is None:
+        message = "needs data.pictures.licence, the field that names a picture's licence"
+        problems.append(Problem(("data", "pictures", "licences"), message, "such as `licence: license`"))
     budget, wait = format_seconds(data.retry_budget), format_seconds(data.wait_limit)
     if data.retry_budget >= data.wait_limit:
         message = (

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from isthmus.core.recipe.alive import LossSpike, NamedTracker, Watchdog
+from isthmus.core.recipe.pictures import Pictures
 from isthmus.core.recipe.stages import EMA, Objective, Optimizer, Positive, Section, Stage
 from isthmus.core.recipe.units import Duration, Every, Interval, Repeat, Size
 
@@ -146,6 +147,8 @@ class Data(Section):
     """download only: a folder on the node; null: $ISTHMUS_CACHE_DIR, or one in the system's temporary folder."""
     buckets: Buckets = Buckets.model_construct()
     """How `isthmus data encode` cuts pictures; one choice for a dataset."""
+    pictures: Pictures = Pictures.model_construct()
+    """Which pictures `isthmus data encode` takes of its source, and what the source's columns are called."""
 
 
 def _no_fp8(value: Any) -> Any:

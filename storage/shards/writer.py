@@ -221,7 +221,7 @@ class DatasetWriter:
     def _flush(self, group: _Group) -> None:
         """Writes the group's buffered rows as one block."""
         if not group.files:
-            group.shard = f"part-{self._shards:05d}"
+            group.shard = self._shard_name(self._shards)
             group.shard_rows = group.row_groups = 0
             self._shards += 1
             for sibling in group.values:
@@ -237,6 +237,9 @@ class DatasetWriter:
         group.rows = 0
         if group.shard_rows + group.capacity > self._rows_per_shard:
             self._close_shard(group)
+
+    def _shard_name(self, number: int) -> str:
+        return f"part-{number:05d}"
 
     def _close_shard(self, group: _Group) -> None:
         for sibling, file in group.files.items():

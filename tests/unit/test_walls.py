@@ -44,6 +44,8 @@ WALLS = {
     # Accelerate's trackers open these; what it cannot hand over is told to them directly.
     "core.train.tracker_sinks": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"mlflow", "wandb"}),
     "core.encode": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES),
+    # Rows of pictures in other people's tables.
+    "core.encode.tables": Wall({"core", "storage"}, {"pyarrow"}),
     "core.sample": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES),
     "core.telemetry": Wall(CHECKS | {"storage"}, set()),
     "core.telemetry.limits": Wall({"core.recipe.schema"}, set()),
