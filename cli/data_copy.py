@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
+    from isthmus.errors import UsageError
     from isthmus.storage.transfer.copy import Copied, Options
     from isthmus.storage.transfer.estimate import Estimate, Price
     from isthmus.storage.transfer.plan import Plan
@@ -57,14 +59,16 @@ def copy(
 
     Example: isthmus data copy s3://bucket/latents az://data@account.blob.core.windows.net/latents --dry-run
     """
-    from isthmus.backends.runs import state_folder
     from isthmus.storage.transfer.copy import Copy, Options
     from isthmus.storage.transfer.estimate import estimate
 
+    for region, where in ((source_region, "--source-region"), (target_region, "--target-region")):
+        if region and not dry_run:
+            raise _only_dry(where)
     rate = _size(bandwidth.removesuffix("/s"), "--bandwidth") if bandwidth else None
     options = Options(
         parallel=parallel,
-        memory=_size(memory, "--memory"),
+        memory=1 << 30 if memory == "1 GiB" else _size(memory, "--memory"),
         bandwidth=rate,
         delete=delete,
         checksum=checksum,
@@ -73,12 +77,13 @@ def copy(
     if command:
         _print_command(command, source, target, options, as_json)
         return
-    with Copy(source, target, options, state_folder() / "copies", dry=dry_run) as one:
+    with Copy(source, target, options, _state_folder(), dry=dry_run) as one:
         plan = one.plan()
-        ends = _ends(source, target, source_region, target_region)
-        takes = estimate(plan, *ends, rate, _price())
-        facts = _facts(plan, takes, delete)
+        facts = _facts(plan, delete)
         if dry_run:
+            ends = _ends(source, target, source_region, target_region)
+            takes = estimate(plan, *ends, rate, _price())
+            facts |= {"hours": takes.hours, "usd": takes.usd, "lines": [asdict(line) for line in takes.lines]}
             emit(facts, as_json=as_json, text=lambda: _describe(plan, takes, delete))
             return
         if delete:
@@ -86,6 +91,14 @@ def copy(
         shown = None if as_json else _Progress(plan)
         done = one.run(plan, shown) if shown is not None else one.run(plan)
     emit({**facts, "copied": asdict(done)}, as_json=as_json, text=lambda: _said(done, plan))
+
+
+def _state_folder() -> Path:
+    """Where journals are kept: with the rest of this machine's state, see `backends/runs.py`, which is slow to load."""
+    import os
+
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "isthmus" / "copies"
 
 
 def _print_command(tool: str, source: str, target: str, options: Options, as_json: bool) -> None:
@@ -110,7 +123,7 @@ def _has_manifest(source: str) -> bool:
     """Whether a manifest is to be written last; where that cannot be looked up, it is as if there were one."""
     from isthmus.errors import IsthmusError
     from isthmus.storage.filesystems import filesystem, join, storage_errors
-    from isthmus.storage.shards.manifest import MANIFEST
+    from isthmus.storage.transfer.plan import MANIFEST
 
     try:
         store, path = filesystem(source)
@@ -118,6 +131,12 @@ def _has_manifest(source: str) -> bool:
             return bool(store.exists(f"{path.rstrip('/')}/{MANIFEST}"))
     except (IsthmusError, FileNotFoundError):
         return True
+
+
+def _only_dry(where: str) -> UsageError:
+    from isthmus.errors import UsageError
+
+    return UsageError("a region is for the prices of --dry-run", where=where, hint="add --dry-run")
 
 
 def _size(text: str, where: str) -> int:
@@ -165,7 +184,7 @@ def _price() -> Price:
     return usd
 
 
-def _facts(plan: Plan, takes: Estimate, delete: bool) -> dict[str, Any]:
+def _facts(plan: Plan, delete: bool) -> dict[str, Any]:
     reasons: dict[str, int] = {}
     for item in plan.items:
         reasons[item.why] = reasons.get(item.why, 0) + 1
@@ -184,15 +203,12 @@ def _facts(plan: Plan, takes: Estimate, delete: bool) -> dict[str, Any]:
         "to_delete": len(plan.extra) if delete else 0,
         "left_out": plan.left_out,
         "part_bytes": plan.part_bytes,
-        "requests": takes.requests,
-        "hours": takes.hours,
-        "usd": takes.usd,
-        "lines": [asdict(line) for line in takes.lines],
+        "requests": plan.requests(),
     }
 
 
 def _describe(plan: Plan, takes: Estimate, delete: bool) -> str:
-    facts = _facts(plan, takes, delete)
+    facts = _facts(plan, delete)
     why = ", ".join(f"{count} {reason}" for reason, count in facts["why"].items()) or "none"
     same = ", ".join(f"{count} by {reason}" for reason, count in facts["same"].items())
     lines = [

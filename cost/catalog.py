@@ -69,7 +69,8 @@ class Rate:
 
     backend: str
     kind: str
-    """storage (GB-month), egress (GB to the internet), inter_region (GB to another region of the same cloud)."""
+    """storage (GB-month), egress (GB to the internet), inter_region (GB to another region of the same cloud),
+    read_requests and write_requests (10k: ten thousand of the object store's requests)."""
     region: str
     to: str
     """Where traffic goes: internet, a region, or nothing: anywhere."""

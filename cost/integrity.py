@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 BACKENDS = ("azure", "sagemaker", "ec2", "local")
 TIERS = ("on_demand", "spot", "low_priority", "reserved")
 INTERRUPTIBLE = ("spot", "low_priority")
-KINDS = {"storage": "GB-month", "egress": "GB", "inter_region": "GB"}
+KINDS = {
+    "storage": "GB-month",
+    "egress": "GB",
+    "inter_region": "GB",
+    "read_requests": "10k",
+    "write_requests": "10k",
+}
 CURRENCY = "USD"
 
 

@@ -218,6 +218,9 @@ class BlobPlace:
             raise
         return Arrived(size, block)
 
+    def settle(self) -> None:
+        """See `Place`. The service has it."""
+
     def refresh(self) -> bool:
         """See `Place`."""
         if self._identity is None:

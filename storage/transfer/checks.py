@@ -65,8 +65,8 @@ class Checks:
             buffer: memory to read into.
 
         Returns:
-            `checksum`: the destination told the checksum of the whole, or its disk gave it back; `parts`: it checked each
-            part; `service`: it copied by itself and told none; `read back`.
+            `checksum`: of the whole, as the destination, the source's index or the source's store tells it; `parts`: each
+            part was received and kept without an error; `service`: the store copied by itself and told none; `read back`.
 
         Raises:
             StorageError: it is not the file that was meant.
@@ -76,9 +76,9 @@ class Checks:
             found = self._reads.run(name, lambda: self.source.find(name), refresh=self.source.refresh)
             wanted = found.crc32 if found is not None and found.version == item.entry.version else None
         how = "checksum" if None not in (wanted, told) else "parts" if crc is not None else "service"
-        if isinstance(self.target, LocalPlace):
+        if isinstance(self.target, LocalPlace) and item.crc32 is not None:
             how = "checksum"
-        elif self._read_back:
+        if self._read_back:
             told = self.read_all(self.target, made, buffer)
             wanted = wanted if wanted is not None else self.read_all(self.source, item.entry, buffer)
             how = "read back"

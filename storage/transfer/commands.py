@@ -13,7 +13,7 @@ from urllib.parse import quote
 from isthmus.errors import UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.ranges.settings import AZURE_SCHEMES, S3, AzureAccount, container_and_path
-from isthmus.storage.shards.manifest import MANIFEST
+from isthmus.storage.transfer.plan import MANIFEST
 
 TOOLS = ("azcopy", "rclone", "s5cmd")
 

@@ -15,19 +15,17 @@ from isthmus.storage import filesystems
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.settings import AZURE_SCHEMES, AzureAccount, container_and_path
-from isthmus.storage.shards.manifest import MANIFEST
 from isthmus.storage.transfer.blob import BlobPlace
 from isthmus.storage.transfer.engine import Engine
 from isthmus.storage.transfer.journal import Journal
-from isthmus.storage.transfer.known import vouched_for
 from isthmus.storage.transfer.local import LocalPlace
 from isthmus.storage.transfer.pace import Bandwidth
 from isthmus.storage.transfer.plan import (
+    MANIFEST,
     PART_BYTES,
     Item,
     Plan,
     accepted,
-    check_vouched,
     difference,
     part_bytes_for,
 )
@@ -131,8 +129,11 @@ class Copy:
                 where=plan.source,
                 hint="name a folder or a prefix that holds files",
             )
-        vouched = vouched_for(self.source.uri) if MANIFEST in found else None
-        if vouched is not None:
+        vouched = None
+        if MANIFEST in found:
+            from isthmus.storage.transfer.known import check_vouched, vouched_for
+
+            vouched = vouched_for(self.source.uri)
             check_vouched(vouched, found, plan.source)
         done = self.journal.done
         plan.started = dict(self.journal.started)
@@ -164,11 +165,12 @@ class Copy:
                 where=plan.target,
             )
         plan.part_bytes = part_bytes_for(largest, self.target.limits, self.options.part_bytes)
-        if self.options.memory < plan.part_bytes and largest:
+        if self.options.memory < plan.buffer_bytes:
+            needed = plan.buffer_bytes / MIB
             raise UsageError(
-                f"memory of {self.options.memory / MIB:.0f} MiB does not hold one part of {plan.part_bytes / MIB:.0f} MiB",
+                f"memory of {self.options.memory / MIB:.1f} MiB does not hold one part of {needed:.1f} MiB",
                 where="--memory",
-                hint=f"allow {plan.part_bytes / MIB:.0f} MiB or more",
+                hint=f"allow {needed:.1f} MiB or more",
             )
         return plan
 
@@ -185,7 +187,7 @@ class Copy:
             self.source,
             self.target,
             self.journal,
-            parallel=max(min(options.parallel, options.memory // plan.part_bytes), 1),
+            parallel=max(min(options.parallel, options.memory // plan.buffer_bytes), 1),
             part_bytes=plan.part_bytes,
             by_service=options.by_service,
             read_back=options.checksum,
@@ -197,10 +199,14 @@ class Copy:
         deleted = 0
         for last in (False, True):
             items = [item for item in plan.items if item.last == last]
+            if last and items:
+                self.target.settle()
             if last and options.delete:
                 deleted = self._delete(plan.extra)
             if items:
                 engine.run(items, on_progress)
+            if last and items:
+                self.target.settle()
             if engine.progress.failures:
                 raise _all(engine.progress, len(plan.items))
         progress, counters = engine.progress, engine.counters

@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -171,6 +172,15 @@ class Engine:
 
     def _open(self, item: Item, buffer: memoryview) -> None:
         entry = item.entry
+        if item.crc32 is None and self.source.kind == "s3" and entry.size > self.part_bytes:
+            # A listing of S3 tells no checksums, one file does.
+            found = self._reads.run(
+                entry.name, lambda: self.source.find(entry.name), refresh=self.source.refresh
+            )
+            if found is not None and found.version == entry.version and found.crc32 is not None:
+                item = replace(item, crc32=found.crc32)
+        elif item.crc32 is None and entry.crc32 is not None:
+            item = replace(item, crc32=entry.crc32)
         link = self.source.link(entry.name, to=self.target) if self._by_service else None
         if entry.size <= self.part_bytes and not (link and entry.size):
             self.forget(entry.name)
@@ -217,9 +227,10 @@ class Engine:
             return None
         file = FileWork(item, started.upload, self._parts(item), None)
         for number, known in started.parts.items() if isinstance(self.target, LocalPlace) else ():
-            # The disk has whatever was written; all of it is read back in the end.
+            # The disk may have lost them with the power: they are read back in the end.
             if known.size == self._size(file, number):
                 file.arrived[number] = known
+                file.old.add(number)
         for number, part in there.items():
             known = started.parts.get(number)
             if not 0 <= number < file.parts or part.size != self._size(file, number):
@@ -316,7 +327,8 @@ class Engine:
 
     def _once_more(self, file: FileWork, target: LocalPlace, buffer: memoryview) -> bool:
         """Whether a disk gave back other bytes than were written, and these parts are on their way again."""
-        wrong = self._checks.damaged(target, file.upload, file.arrived, buffer)
+        old = {number: file.arrived[number] for number in file.old if number in file.arrived}
+        wrong = self._checks.damaged(target, file.upload, old, buffer)
         if wrong and file.again:
             raise StorageError(
                 "the disk gives back other bytes than were written",
@@ -324,6 +336,7 @@ class Engine:
             )
         with self._wake:
             file.again, file.left = True, len(wrong)
+            file.old.clear()
             file.unproven.clear()
             file.todo.extend(wrong)
             if wrong and file not in self._active:

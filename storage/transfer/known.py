@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from isthmus.errors import DatasetNotFound
+from isthmus.errors import DataError, DatasetNotFound
 from isthmus.storage.filesystems import filesystem, join, storage_errors
 from isthmus.storage.shards.dataset import open_dataset, read_side_file
 from isthmus.storage.shards.index import Index
 from isthmus.storage.shards.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
 from isthmus.storage.transfer.crc import combine_files
+from isthmus.storage.transfer.spec import Entry
 
 _MAGIC = b"PAR1"
 
@@ -52,6 +54,21 @@ def vouched_for(uri: str) -> Vouched:
             files |= _files(dataset.index, sibling)
     files.pop(MANIFEST, None)
     return Vouched(dataset.manifest.fingerprint, files)
+
+
+def check_vouched(vouched: Vouched, found: Mapping[str, Entry], uri: str) -> None:
+    """That the source's files have the sizes that its manifest and index tell.
+
+    Raises:
+        DataError: one has not, or is missing from a dataset that has all others beside it.
+    """
+    for name, (size, _) in vouched.files.items():
+        if name in found and found[name].size != size:
+            raise DataError(
+                f"the file has {found[name].size:,} bytes, {size:,} in the dataset's index",
+                where=f"{uri}/{name}",
+                hint="the source is damaged: `isthmus data verify` lists all that is wrong",
+            )
 
 
 def _ours(uri: str) -> bool:

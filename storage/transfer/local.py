@@ -1,4 +1,4 @@
-"""This machine's disks as a place of copies: a file appears whole, after all of it was written, synced and read back."""
+"""This machine's disks as a place of copies: a file appears whole, and is on the disk before a manifest vouches for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isthmus.errors import StorageError
@@ -25,6 +27,8 @@ class LocalPlace:
     def __init__(self, uri: str) -> None:
         self.path = filesystems.local_path(uri)
         self.uri = str(self.path)
+        self._lock = threading.Lock()
+        self._unsynced: list[str] = []
 
     def entries(self) -> Iterator[Entry]:
         """See `Place`. Links to files count as files; links to folders are not followed."""
@@ -100,20 +104,35 @@ class LocalPlace:
         return Arrived(len(view), "", crc32)
 
     def finish(self, name: str, upload: str, parts: Sequence[Arrived], crc32: int | None) -> Entry:
-        """See `Place`. What was written is on the disk before the file gets its name."""
+        """See `Place`."""
         temporary, path = self.path / upload, self.path / name
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if parts:
-                os.ftruncate(descriptor, sum(part.size for part in parts))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if parts:
+            os.truncate(temporary, sum(part.size for part in parts))
         temporary.replace(path)
         entry = self.find(name)
         if entry is None:
             raise StorageError("the file was removed as soon as it was written", where=f"{self.uri}/{name}")
+        with self._lock:
+            self._unsynced.append(name)
         return entry
+
+    def settle(self) -> None:
+        """See `Place`."""
+        with self._lock:
+            names, self._unsynced = self._unsynced, []
+        with ThreadPoolExecutor(8, thread_name_prefix="sync") as pool:
+            list(pool.map(self._sync, names))
+
+    def _sync(self, name: str) -> None:
+        with (
+            filesystems.storage_errors("write", f"{self.uri}/{name}"),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def read_back(self, upload: str, start: int, view: memoryview) -> None:
         """Bytes of a file that is not finished."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from isthmus.errors import DataError
 from isthmus.storage.ranges.paths import checked
 from isthmus.storage.transfer.journal import Done, Started
-from isthmus.storage.transfer.known import Vouched
 from isthmus.storage.transfer.local import is_part
 from isthmus.storage.transfer.spec import MIB, Entry, Limits
 
-LAST = ("manifest.json", "COMMITTED")
+MANIFEST = "manifest.json"
+"""The same as `shards.manifest.MANIFEST`, which is not imported: it needs pyarrow, and a copy of other files does not."""
+LAST = (MANIFEST, "COMMITTED")
 """Names whose presence says that all the rest is there: written when it is."""
 PART_BYTES = 16 * MIB
 
@@ -66,6 +67,11 @@ class Plan:
             for name, started in self.started.items()
             if name in going and going[name].version == started.source
         )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of one part that is on its way: no more than the largest file."""
+        return max(min(self.part_bytes, max((item.entry.size for item in self.items), default=0)), 1)
 
     def parts(self, size: int) -> int:
         """Requests that carry the bytes of a file."""
@@ -141,18 +147,3 @@ def difference(
     # Stores tell whole seconds.
     changed = entry.modified if there.modified % 1 else int(entry.modified)
     return ("time", False) if there.modified >= changed else ("newer", True)
-
-
-def check_vouched(vouched: Vouched, found: Mapping[str, Entry], uri: str) -> None:
-    """That the source's files have the sizes that its manifest and index tell.
-
-    Raises:
-        DataError: one has not, or is missing from a dataset that has all others beside it.
-    """
-    for name, (size, _) in vouched.files.items():
-        if name in found and found[name].size != size:
-            raise DataError(
-                f"the file has {found[name].size:,} bytes, {size:,} in the dataset's index",
-                where=f"{uri}/{name}",
-                hint="the source is damaged: `isthmus data verify` lists all that is wrong",
-            )

@@ -6,7 +6,9 @@ import base64
 import email.utils
 import hashlib
 import importlib.util
+import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -52,8 +54,7 @@ class S3Place:
         self._lock = threading.Lock()
         self._keys: tuple[float, sigv4.Keys] | None = None
         self._provider: Any = None if self._anonymous else _provider(uri)
-        self.region = settings.region or (self._provider.config.get("region") if self._provider else None)
-        self.region = self.region or "us-east-1"
+        self.region = settings.region or getattr(self._provider, "config", {}).get("region") or "us-east-1"
         self._echoes: bool | None = None
         self._connect()
 
@@ -102,7 +103,14 @@ class S3Place:
     def read(self, entry: Entry, start: int, view: memoryview) -> None:
         """See `Place`."""
         where = f"{self.uri}/{entry.name}"
-        headers = {"range": f"bytes={start}-{start + len(view) - 1}", "if-match": f'"{entry.version}"'}
+        # Of a whole file, the store also tells its checksum.
+        whole = len(view) == entry.size
+        span = (
+            {"x-amz-checksum-mode": "ENABLED"}
+            if whole
+            else {"range": f"bytes={start}-{start + len(view) - 1}"}
+        )
+        headers = {**span, "if-match": f'"{entry.version}"'}
         try:
             answer = self._ask("GET", entry.name, headers=headers, into=view)
         except Refused as error:
@@ -112,6 +120,9 @@ class S3Place:
         check_range(answer.headers, start, len(view), entry.size, where)
         if answer.headers.get("etag", "").strip('"') not in {"", entry.version}:
             raise Changed(where)
+        told = _entry(entry.name, answer.headers).crc32 if whole else None
+        if told is not None and told != zlib.crc32(view):
+            raise ReadFailed(Kind.PASSING, "the bytes that came are not those of the store's checksum")
 
     def put(self, name: str, view: memoryview, crc32: int) -> Entry:
         """See `Place`."""
@@ -259,6 +270,9 @@ class S3Place:
         crc = found.findtext("ChecksumCRC32")
         return Arrived(size, tag, decoded(crc) if crc else None)
 
+    def settle(self) -> None:
+        """See `Place`. The service has it."""
+
     def refresh(self) -> bool:
         """See `Place`."""
         if self._anonymous:
@@ -330,19 +344,26 @@ class S3Place:
         raise AssertionError
 
 
-def _provider(uri: str) -> Any:
+def _provider(uri: str) -> Callable[[], Mapping[str, Any]]:
+    """What finds credentials: boto3's chain, whose first place is the environment, which needs no boto3."""
+    named = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    if all(named.values()):
+        found = {name.removeprefix("AWS_").lower(): value for name, value in named.items()}
+        token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN")
+        return lambda: {**found, "token": token}
     if importlib.util.find_spec("boto3") is None or importlib.util.find_spec("obstore") is None:
         raise NotInstalled("copying s3://", extra="sagemaker", module="boto3 and obstore")
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
-        return Boto3CredentialProvider()
+        provider: Callable[[], Mapping[str, Any]] = Boto3CredentialProvider()
     except ValueError:
         raise StorageError(
             "no credentials were found",
             where=uri,
             hint="set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
         ) from None
+    return provider
 
 
 def _entry(name: str, headers: Mapping[str, str]) -> Entry:

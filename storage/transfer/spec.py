@@ -135,6 +135,10 @@ class Place(Protocol):
         """A part that the store reads from a link by itself. Raises Unsupported."""
         ...
 
+    def settle(self) -> None:
+        """Everything that was finished so far outlives a loss of power when this returns."""
+        ...
+
     def refresh(self) -> bool:
         """Looks credentials up anew, after they were refused. False: there are none to look up."""
         ...

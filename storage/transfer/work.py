@@ -41,6 +41,8 @@ class FileWork:
     arrived: dict[int, Arrived] = field(default_factory=dict)
     unproven: dict[int, Arrived] = field(default_factory=dict)
     """That the store has, of which nobody wrote down the CRC-32."""
+    old: set[int] = field(default_factory=set)
+    """Parts on a disk that an earlier run wrote."""
     left: int = 0
     again: bool = False
     failed: bool = False

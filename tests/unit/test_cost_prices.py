@@ -51,7 +51,8 @@ def test_the_machines_of_the_issue_are_all_there(catalog: Catalog) -> None:
         assert sku in skus, sku
     tiers = {price.tier for price in catalog.prices}
     assert tiers == {"on_demand", "spot", "low_priority", "reserved"}
-    assert {rate.kind for rate in catalog.rates} == {"storage", "egress", "inter_region"}
+    kinds = {"storage", "egress", "inter_region", "read_requests", "write_requests"}
+    assert {rate.kind for rate in catalog.rates} == kinds
 
 
 def test_the_backends_have_the_same_machines() -> None:

@@ -43,7 +43,9 @@ def test_from_here_through_both_clouds_and_back(
         plan, done = copied(source, target, state)
         assert {item.why for item in plan.items} == {"missing"}
         assert (done.files, done.bytes) == (5, sum(map(len, contents(tree).values())))
-        assert set(done.checked) == {"checksum"}, (source, target)
+        # Of the small ones from S3 to a disk, S3's own checksum was compared as they came.
+        assert set(done.checked) <= {"checksum", "parts"}, (source, target)
+        assert done.checked["checksum"] == 5 or target.startswith(str(tmp_path))
         plan, done = copied(source, target, state)
         assert (done.files, done.bytes, done.same) == (0, 0, 5)
     wanted = contents(tree)
