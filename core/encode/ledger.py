@@ -14,9 +14,10 @@ from typing import Any
 
 from isthmus.errors import DataError
 from isthmus.storage.filesystems import filesystem, join, storage_errors
+from isthmus.storage.shards.parts import WORK_FOLDER as FOLDER
 from isthmus.storage.shards.parts import put
 
-FOLDER, PLAN = "_encode", "plan.json"
+PLAN = "plan.json"
 _VERSION = 1
 
 

@@ -25,6 +25,8 @@ from isthmus.storage.shards.manifest import Manifest, SideFile
 from isthmus.storage.shards.spec import DatasetSpec, TextColumn
 from isthmus.storage.shards.writer import DatasetWriter
 
+WORK_FOLDER = "_encode"
+"""Where whoever writes parts keeps their records until the manifest is there, and files lie that are half written."""
 MAX_PARTS, _SHARDS_OF_A_PART = 100_000, 10_000
 _SHARD = re.compile(r"part-([0-9]{5,9})\.(text[0-9]*|[0-9]+px)\.parquet")
 
@@ -173,8 +175,18 @@ def put(uri: str, name: str, data: bytes) -> None:
     with storage_errors("write", join(uri, name)):
         store.makedirs(path.rpartition("/")[0], exist_ok=True)
         if is_local(uri):
-            store.pipe_file(f"{path}.{os.getpid()}.tmp", data)
-            Path(f"{path}.{os.getpid()}.tmp").replace(path)
+            half = f"{root}/{WORK_FOLDER}/{name.rpartition('/')[2]}.{os.getpid()}.tmp"
+            for attempt in range(3):
+                try:
+                    store.makedirs(half.rpartition("/")[0], exist_ok=True)
+                    store.pipe_file(half, data)
+                    Path(half).replace(path)
+                except FileNotFoundError:
+                    # Another process that finishes the same dataset has just tidied up.
+                    if attempt == 2:
+                        raise
+                else:
+                    break
         else:
             store.pipe_file(path, data)
 
