@@ -203,7 +203,7 @@ class BlobPlace:
             "x-ms-source-range": f"bytes={start}-{start + size - 1}",
             **link.headers,
         }
-        if "amazonaws.com" not in link.url:
+        if link.conditional:
             headers["x-ms-source-if-match"] = f'"{entry.version}"'
         try:
             self._ask("PUT", name, {"comp": "block", "blockid": block}, headers=headers)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from isthmus.errors import DataError, StorageError
 from isthmus.storage.transfer.local import LocalPlace
 from isthmus.storage.transfer.plan import Item
-from isthmus.storage.transfer.spec import Arrived, Entry, Place
+from isthmus.storage.transfer.spec import Arrived, Changed, Entry, Place
 from isthmus.storage.transfer.work import SideRetry
 
 
@@ -43,6 +43,12 @@ class Checks:
                 where=f"{self.source.uri}/{item.entry.name}",
                 hint="`isthmus data verify` says which row group; nothing was written under its name",
             )
+
+    def unchanged(self, entry: Entry) -> None:
+        """That the source is still the one that was listed, where the store that read it could not be told which."""
+        found = self._reads.run(entry.name, lambda: self.source.find(entry.name), refresh=self.source.refresh)
+        if found is None or found.version != entry.version:
+            raise Changed(f"{self.source.uri}/{entry.name}")
 
     def damaged(
         self, target: LocalPlace, upload: str, parts: Mapping[int, Arrived], buffer: memoryview

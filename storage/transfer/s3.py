@@ -234,7 +234,7 @@ class S3Place:
         scheme = "https" if self.endpoint is None else urlsplit(self.endpoint).scheme
         path = self._root + sigv4.path_of(key)
         if self._anonymous:
-            return Link(f"{scheme}://{self.wire.host}{path}")
+            return Link(f"{scheme}://{self.wire.host}{path}", conditional=False)
         signed = sigv4.presign(
             self.wire.host,
             path,
@@ -243,7 +243,7 @@ class S3Place:
             now=datetime.now(UTC),
             valid_s=_LINK_S,
         )
-        return Link(f"{scheme}://{self.wire.host}{signed}")
+        return Link(f"{scheme}://{self.wire.host}{signed}", conditional=False)
 
     def fetch(
         self, name: str, upload: str, number: int, link: Link, entry: Entry, start: int, size: int

@@ -52,6 +52,8 @@ class Link:
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    conditional: bool = True
+    """The store that reads can be told which version it must be."""
 
 
 class Changed(DataError):
