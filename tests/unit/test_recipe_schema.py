@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.recipe import alive, schema, stages
+from isthmus.core.recipe import alive, pictures, schema, stages
 from isthmus.core.recipe.document import parse
 from isthmus.core.recipe.json_schema import descriptions, recipe_schema
 from isthmus.core.recipe.load import shipped_recipes
 
 SECTIONS = [
     value
-    for module in (stages, alive, schema)
+    for module in (stages, alive, pictures, schema)
     for value in vars(module).values()
     if isinstance(value, type) and issubclass(value, stages.Section) and value.__module__ == module.__name__
 ]
