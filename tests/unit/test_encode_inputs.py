@@ -23,11 +23,15 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from isthmus.core.encode import pieces, webdataset
+from isthmus.core.encode.ahead import prepared
+from isthmus.core.encode.buckets import bucket_table
 from isthmus.core.encode.filters import allot
 from isthmus.core.encode.folder import FolderSource
 from isthmus.core.encode.pieces import units_of
+from isthmus.core.encode.prepare import Prepared
 from isthmus.core.encode.sources import ImageRecord, Rejected, open_source
 from isthmus.core.recipe.pictures import Bounds, CaptionField, Pictures
+from isthmus.core.recipe.schema import Buckets
 from isthmus.errors import DataError, IsthmusError, StorageError, UsageError
 
 
@@ -344,3 +348,36 @@ def test_numbered_tars_come_from_a_web_server_and_a_refusal_half_way_is_one_line
     assert isinstance(next(reading), ImageRecord)
     with pytest.raises(StorageError):
         list(reading)
+
+
+def test_threads_keep_the_order_and_an_error_of_the_source_comes_at_its_place() -> None:
+    table = bucket_table(Buckets(), [16], 8)
+
+    def items() -> Iterator[Any]:
+        for at in range(30):
+            if at == 7:
+                yield Rejected(key="7", reason="missing")
+                continue
+            data = picture((at, 0, 0), size=(400, 400) if at % 5 == 0 else (20, 20))
+            if at == 11:
+                data = data[:40]
+            fields = {"text": f"caption {at}"}
+            yield pieces.pending(str(at), len(data), lambda d=data, f=fields: (d, f), Pictures(), "test")
+        raise StorageError("the store is gone")
+
+    ready = prepared(items(), table, threads=4, ahead=5)
+    for at, item in zip(range(30), ready, strict=False):
+        assert item.key == str(at)
+        if at in (7, 11):
+            assert isinstance(item, Rejected)
+        else:
+            assert isinstance(item, Prepared)
+            assert item.pixels[16][0, 0, 0] == at
+    with pytest.raises(StorageError, match="the store is gone"):
+        next(ready)
+    # Whoever stops early leaves no thread behind.
+    before = threading.active_count()
+    some = prepared(items(), table, threads=2, ahead=2)
+    next(some)
+    some.close()
+    assert threading.active_count() <= before
