@@ -94,7 +94,8 @@ def test_every_command_has_help_with_an_example() -> None:
     for path, command in commands(typer.main.get_command(build()), "isthmus"):
         text = str(getattr(command, "help", ""))
         assert "Example" in text, f"{path}: {text}"
-        assert path in text, f"{path}: {text}"
+        # The default of its group: what is typed is `isthmus cost RECIPE`.
+        assert path.removesuffix(" recipe") in text, f"{path}: {text}"
 
 
 @pytest.mark.parametrize("command", [command for commands in MODULES.values() for command in commands])

@@ -74,7 +74,7 @@ def test_one_plugin_brings_a_backend_and_a_denoiser(tmp_path: Path) -> None:
     install(tmp_path, "acme", "acme_plugin", PLUGIN)
     (tmp_path / "acme.py").write_text(ACME)
     (names, found, other), stderr = ask(tmp_path, "acme-dit", "acme-unet")
-    assert names == "['acme', 'local']"
+    assert names == "['acme', 'azure', 'local', 'sagemaker']"
     assert found == "Acme"
     assert other.startswith("UsageError model.family: no model family 'acme-unet' (isthmus has unet, dit,")
     assert other.endswith("announce acme-dit)")
@@ -84,7 +84,7 @@ def test_one_plugin_brings_a_backend_and_a_denoiser(tmp_path: Path) -> None:
 def test_a_broken_plugin_is_named_when_its_denoiser_is_missed(tmp_path: Path) -> None:
     install(tmp_path, "acme", "acme_plugin", "import nowhere\n")
     (names, found), stderr = ask(tmp_path, "acme-dit")
-    assert names == "['local']"
+    assert names == "['azure', 'local', 'sagemaker']"
     assert "plugin acme is broken: ModuleNotFoundError: No module named 'nowhere'" in found
     assert "warning: plugin acme is broken" in stderr
 
