@@ -174,14 +174,15 @@ def encode_share(
     own = [unit for unit in units if unit.number % ranks == rank and unit.number not in done]
     reporter.progress.expected = _share(plan["pictures"], own, units)
     for unit in own:
-        with PartWriter(
+        writer = PartWriter(
             dest_uri,
             spec,
             unit.number,
             len(units),
             rows_per_group=plan["rows_per_group"],
             rows_per_shard=plan["rows_per_shard"],
-        ) as writer:
+        )
+        with writer:
             # Nothing is remembered from one unit to the next: its bytes are its own.
             job = UnitJob(writer, autoencoder, CaptionEncoder(text), plan["captions"], reporter)
             ready = prepared(items_of(source, unit), table, threads=threads, ahead=2 * batch_size + threads)
