@@ -227,7 +227,7 @@ def _keep(run: RunDirectory, folder: Path | None) -> str | None:
     """The run directory in a folder of the user's, where it is wanted; the emulated store ends with the rehearsal."""
     if folder is None:
         return None
-    target = folder / run.uri.rstrip("/").rpartition("/")[2]
+    target = folder.absolute() / run.uri.rstrip("/").rpartition("/")[2]
     try:
         fetch(run, target)
     except IsthmusError as error:

@@ -182,6 +182,8 @@ def _struck(strike: Strike, events: Sequence[Event], rows: Sequence[Mapping[str,
         None,
     )
     before = [int(row["step"]) for row in rows if row["time"] <= float(resumed["time"])]
+    if strike.kind == "kill-node":
+        before.append(strike.step)  # its rows may have died with the machine
     return Struck(
         strike=strike,
         checkpoint=step,
