@@ -114,8 +114,15 @@ class Evictor:
             while (begun := len(run.events("started"))) <= seen:
                 if self.over.wait(0.2):
                     return
-            # From a worker that has just started, over the imports and the join of its ranks, to well within training.
-            if self.over.wait(self.chance.uniform(0.0, 15.0)):
+            longest = 15.0
+            if len(self.moments) % 2:
+                # Every other one shall meet a training run: the first seconds of a start are imports.
+                resumed, deadline = len(run.events("resumed")), time.monotonic() + 60
+                while len(run.events("resumed")) == resumed and time.monotonic() < deadline:
+                    if self.over.wait(0.2):
+                        return
+                longest = 5.0
+            if self.over.wait(self.chance.uniform(0.0, longest)):
                 return
             at = time.time()
             if self.clouds.strike(self.backend, self.clouds.job_names(self.backend, self.run_id)[-1]):
