@@ -67,17 +67,14 @@ def check_installed(backend: str) -> None:
             raise NotInstalled(f"a rehearsal on {backend}", extra=extras, module=module)
 
 
-def open_cloud(
-    backend: str, recipe: Recipe, folder: Path, variables: Mapping[str, str], grace: float | None = None
-) -> Cloud:
+def open_cloud(backend: str, recipe: Recipe, folder: Path, variables: Mapping[str, str]) -> Cloud:
     """The emulated cloud of a backend.
 
     Args:
         folder: the emulator's own.
         variables: of every container.
-        grace: seconds from SIGTERM to SIGKILL; None: the cloud's own.
     """
-    return (SageMaker if backend == "sagemaker" else Azure)(recipe, folder, variables, grace)
+    return (SageMaker if backend == "sagemaker" else Azure)(recipe, folder, variables)
 
 
 def offer_of(recipe: Recipe, backend: str) -> Offer | None:
@@ -104,9 +101,7 @@ class SageMaker:
     )  # fmt: skip
     """Of the recipe's section. The others are about machines, money and networks that are not here."""
 
-    def __init__(
-        self, recipe: Recipe, folder: Path, variables: Mapping[str, str], grace: float | None
-    ) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, variables: Mapping[str, str]) -> None:
         from isthmus.emulators.image import Image
         from isthmus.emulators.sagemaker.cloud import SageMakerEmulator
 
@@ -117,7 +112,6 @@ class SageMaker:
             folder,
             images={"*": Image(python=sys.executable, env=dict(variables))},
             region=self.region,
-            **({} if grace is None else {"grace": grace}),
         )
         self._buckets: set[str] = set()
 
@@ -181,16 +175,14 @@ class Azure:
         "docker_args", "mount", "grace", "wheels",
     )  # fmt: skip
 
-    def __init__(
-        self, recipe: Recipe, folder: Path, variables: Mapping[str, str], grace: float | None
-    ) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, variables: Mapping[str, str]) -> None:
         from isthmus.emulators.azureml import AzureMLEmulator
         from isthmus.emulators.image import Image
 
         settings = recipe.backends.get("azure", {})
         offer = offer_of(recipe, "azure")
         self.region = str((offer and offer.region) or settings.get("region") or "italynorth")
-        named = {
+        named: dict[str, Any] = {
             name: str(settings[name])
             for name in ("subscription", "resource_group", "workspace")
             if settings.get(name)
@@ -200,7 +192,6 @@ class Azure:
             images={"*": Image(python=sys.executable, env=dict(variables))},
             region=self.region,
             **named,
-            **({} if grace is None else {"grace": grace}),
         )
         for regions in self.emulator.offered.values():
             regions.add(self.region)

@@ -25,7 +25,17 @@ pytestmark = pytest.mark.long
 """The SDK is a gigabyte and takes seconds to import."""
 
 SDK = "3.27.0"
-ALONGSIDE = ("pluggy", "ruamel.yaml", "fsspec", "numpy", "pyarrow", "typer", "rich", "s3fs>=2026.1", "obstore")
+ALONGSIDE = (
+    "pluggy",
+    "ruamel.yaml",
+    "fsspec",
+    "numpy",
+    "pyarrow",
+    "typer",
+    "rich",
+    "s3fs>=2026.1",
+    "obstore",
+)
 """What the launcher needs beside it."""
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/p5-in-march"
 SD3 = ("data.sources.0.uri=s3://example-bucket/quickstart", "run_directory=s3://example-bucket/runs")
