@@ -14,13 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isthmus.storage.rundir.process import die_with_parent
+from isthmus.storage.rundir.process import PARENT_VARIABLE, die_with_parent
 
 
 def main(arguments: list[str]) -> int:
     """Runs torchrun to its end; returns 0 or 1. REPORT gets {"deaths": [...], "error": ...}."""
     parent, report, *rest = arguments
     die_with_parent(int(parent))
+    # A rank that is still starting when this process is killed finds itself with another parent: it must know whose it was.
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     quiet = os.environ.get("ISTHMUS_DEBUG") != "1"
     if quiet:
         logging.disable(logging.ERROR)  # of torchrun alone: the ranks are processes of their own

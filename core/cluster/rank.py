@@ -19,7 +19,7 @@ from types import FrameType
 from isthmus.core.cluster.meeting import meet
 from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Ending, write_outcome
 from isthmus.errors import IsthmusError
-from isthmus.storage.rundir.process import ProcessId, die_with_parent
+from isthmus.storage.rundir.process import PARENT_VARIABLE, ProcessId, die_with_parent
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     A preempted or stopped rank ends with 0 towards torchrun, which would kill its peers for anything else while
     they are still committing; the worker reads the outcome.
     """
-    die_with_parent()
+    die_with_parent(int(os.environ.get(PARENT_VARIABLE) or os.getppid()))
     folder = Path(os.environ[FOLDER_VARIABLE])
     rank = int(os.environ["RANK"])
     (folder / f"rank{rank}.pid").write_text(json.dumps(ProcessId.current().to_json()))

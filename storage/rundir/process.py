@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "ISTHMUS_RANKS_PARENT"
+"""Environment variable: the process id that a rank's parent must have."""
 
 
 @dataclass(frozen=True)

@@ -257,3 +257,15 @@ def test_verdicts() -> None:
     assert verdict([said(0, "preempted", 5), said(1, "preempted", 5)], []) == ("preempted", 75, None)
     assert verdict([], [])[0] == "failed"
     assert verdict([said(0, "finished", 1)], [Death(1, 7, 3)])[2].startswith("rank 1 exited with 7")  # type: ignore[union-attr]
+
+
+def test_a_rank_whose_parent_was_gone_before_it_looked_ends_at_once(tmp_path: Path) -> None:
+    """torchrun killed while its ranks are still importing: nobody would end them."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "isthmus.core.cluster.rank", "isthmus.core.rehearsal"],
+        env={**os.environ, "ISTHMUS_RANKS_PARENT": "1", "ISTHMUS_OUTCOME_DIR": str(tmp_path), "RANK": "0"},
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
