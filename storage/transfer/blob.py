@@ -90,7 +90,7 @@ class BlobPlace:
             _hexadecimal(headers.get(f"x-ms-meta-{_CRC}")),
         )
 
-    def read(self, entry: Entry, start: int, view: memoryview) -> None:
+    def read(self, entry: Entry, start: int, view: memoryview) -> int:
         """See `Place`."""
         where = f"{self.uri}/{entry.name}"
         headers = {"x-ms-range": f"bytes={start}-{start + len(view) - 1}", "If-Match": f'"{entry.version}"'}
@@ -101,6 +101,7 @@ class BlobPlace:
                 raise Changed(where) from error
             raise
         check_range(answer.headers, start, len(view), entry.size, where)
+        return answer.crc32
 
     def put(self, name: str, view: memoryview, crc32: int) -> Entry:
         """See `Place`."""

@@ -57,8 +57,7 @@ class Checks:
         wrong = []
         for number, part in sorted(parts.items()):
             view = buffer[: part.size]
-            target.read_back(upload, number * self._step, view)
-            if zlib.crc32(view) != part.crc32:
+            if target.read_back(upload, number * self._step, view) != part.crc32:
                 wrong.append(number)
         return wrong
 

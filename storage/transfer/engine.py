@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -200,9 +199,7 @@ class Engine:
 
     def _whole(self, item: Item, view: memoryview) -> None:
         entry = item.entry
-        if entry.size:
-            self._read(entry, 0, view)
-        crc = zlib.crc32(view)
+        crc = self._read(entry, 0, view) if entry.size else 0
         self._checks.vouched(item, crc)
         made = self._write(entry.name, lambda: self.target.put(entry.name, view, crc))
         with self._wake:
@@ -232,13 +229,13 @@ class Engine:
                 file.arrived[number] = known
                 file.old.add(number)
         for number, part in there.items():
-            known = started.parts.get(number)
+            noted = started.parts.get(number)
             if not 0 <= number < file.parts or part.size != self._size(file, number):
                 continue
             if part.crc32 is not None:
                 file.arrived[number] = part
-            elif known is not None and known.tag == part.tag:
-                file.arrived[number] = known
+            elif noted is not None and noted.tag == part.tag:
+                file.arrived[number] = noted
             else:
                 file.unproven[number] = part
         return file
@@ -266,8 +263,7 @@ class Engine:
         sent = arrived is None
         if arrived is None:
             view = buffer[:size]
-            self._read(entry, start, view)
-            crc = zlib.crc32(view)
+            crc = self._read(entry, start, view)
             there = file.unproven.get(number)
             # It arrived, and the kill came before that was written down: known by its MD5.
             if there is not None and hashlib.md5(view, usedforsecurity=False).hexdigest() == there.tag:
@@ -357,8 +353,10 @@ class Engine:
             self.progress.files += 1
             self.progress.checked[how] += 1
 
-    def _read(self, entry: Entry, start: int, view: memoryview) -> None:
-        self._reads.run(entry.name, lambda: self.source.read(entry, start, view), refresh=self.source.refresh)
+    def _read(self, entry: Entry, start: int, view: memoryview) -> int:
+        return self._reads.run(
+            entry.name, lambda: self.source.read(entry, start, view), refresh=self.source.refresh
+        )
 
     def _write(self, name: str, attempt: Callable[[], Result]) -> Result:
         try:

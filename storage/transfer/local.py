@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from isthmus.storage import filesystems
 from isthmus.storage.transfer.spec import Arrived, Changed, Entry, Limits, Link, Place, Unsupported
 
 _SUFFIX = ".isthmus-part"
+_SLICE = 256 << 10
+"""Bytes read at once: what fits a core's cache until their checksum is taken."""
 
 
 class LocalPlace:
@@ -55,7 +58,7 @@ class LocalPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read(self, entry: Entry, start: int, view: memoryview) -> None:
+    def read(self, entry: Entry, start: int, view: memoryview) -> int:
         """See `Place`."""
         where = f"{self.uri}/{entry.name}"
         try:
@@ -65,10 +68,11 @@ class LocalPlace:
         try:
             if _entry(entry.name, os.fstat(descriptor)).version != entry.version:
                 raise Changed(where)
-            _fill(descriptor, start, view, where)
+            crc = _fill(descriptor, start, view, where)
             # Written to meanwhile: what was read may be half of each.
             if _entry(entry.name, os.fstat(descriptor)).version != entry.version:
                 raise Changed(where)
+            return crc
         finally:
             os.close(descriptor)
 
@@ -134,11 +138,11 @@ class LocalPlace:
             finally:
                 os.close(descriptor)
 
-    def read_back(self, upload: str, start: int, view: memoryview) -> None:
-        """Bytes of a file that is not finished."""
+    def read_back(self, upload: str, start: int, view: memoryview) -> int:
+        """Bytes of a file that is not finished; returns their CRC-32."""
         descriptor = os.open(self.path / upload, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _fill(descriptor, start, view, f"{self.uri}/{upload}")
+            return _fill(descriptor, start, view, f"{self.uri}/{upload}")
         finally:
             os.close(descriptor)
 
@@ -188,13 +192,15 @@ def _entry(name: str, status: os.stat_result) -> Entry:
     return Entry(name, status.st_size, version, status.st_mtime)
 
 
-def _fill(descriptor: int, start: int, view: memoryview, where: str) -> None:
-    done = 0
+def _fill(descriptor: int, start: int, view: memoryview, where: str) -> int:
+    done = crc = 0
     while done < len(view):
-        count = os.preadv(descriptor, [view[done:]], start + done)
+        count = os.preadv(descriptor, [view[done : done + _SLICE]], start + done)
         if not count:
             raise Changed(where, "the file became shorter while it was copied")
+        crc = zlib.crc32(view[done : done + count], crc)
         done += count
+    return crc
 
 
 def _raise(error: OSError) -> None:

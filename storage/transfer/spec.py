@@ -83,8 +83,8 @@ class Place(Protocol):
         """One file with all that the place knows of it; None when it is not there."""
         ...
 
-    def read(self, entry: Entry, start: int, view: memoryview) -> None:
-        """Fills the view with bytes of a file. Raises Changed when it is no longer the one of the entry."""
+    def read(self, entry: Entry, start: int, view: memoryview) -> int:
+        """Fills the view with bytes of a file; returns their CRC-32. Raises Changed when it is no longer the entry's."""
         ...
 
     def put(self, name: str, view: memoryview, crc32: int) -> Entry:

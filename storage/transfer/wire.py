@@ -13,6 +13,7 @@ import re
 import ssl
 import threading
 import urllib.request
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from isthmus.storage.ranges.causes import Cause, Kind, ReadFailed, by_status
 
 _SLICE = 256 << 10
-"""Bytes sent at once where a limit on the bandwidth counts them."""
+"""Bytes received at once, and sent at once where a limit on the bandwidth counts them: what fits a core's cache."""
 _DAMAGED = {"BadDigest", "Md5Mismatch", "Crc64Mismatch", "XAmzContentChecksumMismatch", "InvalidDigest"}
 """How stores say that a body is not that of its checksum."""
 _MOST_ERROR_BYTES = 1 << 16
@@ -49,6 +50,8 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    crc32: int = 0
+    """Of what went into the caller's memory, taken while it was in the processor's cache."""
 
 
 class Wire:
@@ -162,9 +165,9 @@ class Wire:
             text = response.read(_MOST_ERROR_BYTES)
             connection.close()
             raise Refused(response.status, found.get("x-ms-error-code") or error_code(text), found)
-        data = b""
+        data, crc = b"", 0
         if into is not None and response.status < 300:
-            self._receive(response, into)
+            crc = self._receive(response, into)
         elif method != "HEAD":
             data = response.read(_MOST_BODY_BYTES)
         if response.will_close or not response.isclosed():
@@ -172,7 +175,7 @@ class Wire:
         else:
             with self._lock:
                 self._idle.append(connection)
-        return Answer(response.status, found, data)
+        return Answer(response.status, found, data, crc)
 
     def _send(self, connection: http.client.HTTPConnection, body: memoryview) -> None:
         if self._pace is None:
@@ -183,18 +186,20 @@ class Wire:
             self._pace(len(piece))
             connection.send(piece)
 
-    def _receive(self, response: http.client.HTTPResponse, into: memoryview) -> None:
-        done = 0
+    def _receive(self, response: http.client.HTTPResponse, into: memoryview) -> int:
+        done = crc = 0
         while done < len(into):
-            piece = into[done:] if self._pace is None else into[done : done + _SLICE]
+            piece = into[done : done + _SLICE]
             count = response.readinto(piece)
             if not count:
                 raise ReadFailed(Kind.PASSING, f"the body ended early: {done:,} of {len(into):,} bytes")
             if self._pace is not None:
                 self._pace(count)
+            crc = zlib.crc32(piece[:count], crc)
             done += count
         if response.read(1):
             raise ReadFailed(Kind.PASSING, "the answer holds more than was asked for")
+        return crc
 
 
 def error_code(body: bytes) -> str:
