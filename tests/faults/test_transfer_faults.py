@@ -237,8 +237,9 @@ def test_a_full_disk_is_said_and_half_a_file_is_not_there(tree: Path, tmp_path: 
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.slow
 def test_memory_is_what_was_allowed(tmp_path: Path, s3: Store) -> None:
-    """A process copies a file of 160 MiB in buffers of 20 MiB: its own memory stays within that and what Python takes."""
+    """A process copies 160 MiB in buffers of 20 MiB: its memory stays within that and what Python takes. moto is slow."""
     import subprocess
     import sys
 
