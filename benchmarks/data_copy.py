@@ -77,12 +77,14 @@ def tools() -> Path:
 
 
 def make_files(root: Path, megabytes: int) -> int:
-    """Nine tenths in files of 32 MiB, as shards are many parts; the rest in files of 256 KiB. Returns bytes."""
+    """Half in files of 256 MiB and four tenths in files of 32 MiB, as shards are; the rest of 256 KiB. Returns bytes."""
     chance = random.Random(7)
     total = 0
-    for number in range(max(megabytes * 9 // 10 // 32, 1)):
-        (root / f"part-{number:05d}.bin").write_bytes(chance.randbytes(32 * MIB))
-        total += 32 * MIB
+    for megabytes_each, share in ((256, 0.5), (32, 0.4)):
+        for number in range(max(round(megabytes * share / megabytes_each), 1)):
+            path = root / f"part-{megabytes_each}-{number:05d}.bin"
+            path.write_bytes(chance.randbytes(megabytes_each * MIB))
+            total += megabytes_each * MIB
     (root / "small").mkdir()
     for number in range(megabytes // 10 * 4):
         (root / "small" / f"{number:05d}").write_bytes(chance.randbytes(256 << 10))

@@ -16,7 +16,8 @@ MANIFEST = "manifest.json"
 """The same as `shards.manifest.MANIFEST`, which is not imported: it needs pyarrow, and a copy of other files does not."""
 LAST = (MANIFEST, "COMMITTED")
 """Names whose presence says that all the rest is there: written when it is."""
-PART_BYTES = 16 * MIB
+PART_BYTES = 32 * MIB
+"""Large enough that many servers, which write each part to a disk and then all of them again, have few to join."""
 
 
 @dataclass(frozen=True, slots=True)
