@@ -70,22 +70,21 @@ def whole(clouds: Clouds, laptop: Laptop, backend: str, kind: str, run_id: str, 
 def test_no_job_is_doubled_or_lost_over_ten_kills(clouds: Clouds, laptop: Laptop, backend: str) -> None:
     """Long: each of the runs has two attempts of real processes. Twenty kills over both clouds."""
     chance = random.Random(11)
-    struck = 0
+    struck = tried = 0
     # Importing azure.ai.ml alone takes seconds.
-    launching, staying = (9.0, 15.0) if backend == "azure" else (3.0, 9.0)
-    for number in range(10):
-        kind = ("launch", "follow", "supervise")[number % 3]
+    launching, staying = (5.0, 9.0) if backend == "azure" else (3.0, 8.0)
+    while struck < 10:
+        assert tried < 30, f"of {tried} only {struck} struck: they were done before"
+        kind = ("launch", "follow", "supervise")[tried % 3]
         moment = chance.uniform(0.3, launching if kind == "launch" else staying)
         began = time.monotonic()
-        hit = whole(clouds, laptop, backend, kind, f"run{number}", moment)
-        struck += hit
+        hit = whole(clouds, laptop, backend, kind, f"run{tried}", moment)
+        struck, tried = struck + hit, tried + 1
         took = time.monotonic() - began
         print(
             f"{backend} {kind}: {'killed' if hit else 'done'} at {moment:.1f} s, whole after {took:.1f} s",
             flush=True,
         )
-    print(f"{backend}: {struck} of 10 kills struck", flush=True)
-    assert struck >= 6
 
 
 @pytest.mark.faults
