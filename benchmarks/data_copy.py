@@ -83,7 +83,9 @@ def make_files(root: Path, megabytes: int) -> int:
     for megabytes_each, share in ((256, 0.5), (32, 0.4)):
         for number in range(max(round(megabytes * share / megabytes_each), 1)):
             path = root / f"part-{megabytes_each}-{number:05d}.bin"
-            path.write_bytes(chance.randbytes(megabytes_each * MIB))
+            with path.open("wb") as file:
+                for _ in range(megabytes_each // 32):
+                    file.write(chance.randbytes(32 * MIB))
             total += megabytes_each * MIB
     (root / "small").mkdir()
     for number in range(megabytes // 10 * 4):

@@ -7,13 +7,12 @@ that are begun go first, so few files are unfinished at any moment.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
-
-import numpy as np
 
 from isthmus.errors import DataError, IsthmusError, StorageError
 from isthmus.storage.ranges.counters import Counters
@@ -103,19 +102,20 @@ class Engine:
         return max(-(-item.entry.size // self.part_bytes), 1)
 
     def _work(self) -> None:
-        buffer = np.empty(0, np.uint8)
+        buffer = memoryview(b"")
         while True:
             task = self._next()
             if task is None:
                 return
             item = task if isinstance(task, Item) else task[0].item
             if len(buffer) < min(self.part_bytes, item.entry.size):
-                buffer = np.empty(min(self.part_bytes, item.entry.size), np.uint8)
+                # Pages of its own, which go back when it is dropped.
+                buffer = memoryview(mmap.mmap(-1, min(self.part_bytes, item.entry.size)))
             try:
                 if isinstance(task, Item):
-                    self._open(task, buffer.data)
+                    self._open(task, buffer)
                 else:
-                    self._part(task[0], task[1], buffer.data)
+                    self._part(task[0], task[1], buffer)
             except (DataError, FileNotFoundError) as error:
                 self._fail(task, error)
             except BaseException as error:  # noqa: BLE001 - it ends the copy, in the caller's thread
