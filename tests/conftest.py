@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 from paper import paper  # noqa: F401
 from servers import azurite, blob, faulty, moto, nginx, no_credentials, s3  # noqa: F401
+
+# Started in the background, as by `nohup make test &`, this process and all its children would ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
