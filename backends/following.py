@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from isthmus.backends.registry import get_backend
 from isthmus.backends.runs import Record, find, records
 from isthmus.backends.spec import Attachable, LogLine, Status
 from isthmus.backends.submission import handle_of, refusal_of
-from isthmus.errors import IsthmusError, RunNotFound
+from isthmus.errors import IsthmusError, RunNotFound, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir.store import open_store
+from isthmus.storage.rundir.submissions import Submission
+
+SETTLING_S = 600.0
+"""For which a job that was just taken may be missing from its cloud's answers."""
+_PLACES = ("region", "subscription", "resource_group", "workspace")
 
 
 def status_of(record: Record) -> Status:
@@ -41,7 +48,35 @@ def status_of(record: Record) -> Status:
         # Nobody knows whether it arrived; where it did not, a backend sees a job that never began.
         detail = f"its submission was begun and not confirmed; `isthmus supervise {record.id}` completes it"
         return Status(state="pending", detail=detail)
+    if status.missing:
+        return replace(status, detail=f"{status.detail}; {_elsewhere(record)}")
     return status
+
+
+def gone(record: Record, submission: Submission | None, status: Status, now: float) -> UsageError | None:
+    """What to tell of a run whose cloud took its job and does not know it now; None where that is not so, or may pass.
+
+    Whether the job was deleted or this is another account or region than it was submitted to, nobody can tell from here; a
+    second job beside one that runs would be worse than a question.
+    """
+    if not status.missing or submission is None or submission.answer is None:
+        return None
+    if now - float(submission.data["created"]) < SETTLING_S:
+        return None
+    taken = datetime.fromtimestamp(float(submission.data["created"]), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    told = (status.detail or "the cloud does not know the job").partition(";")[0]
+    return UsageError(f"{told}, which it took at {taken}", where=record.id, hint=_elsewhere(record))
+
+
+def _elsewhere(record: Record) -> str:
+    place = ", ".join(
+        f"{key} {value}" for key, value in sorted(record.handle["native"].items()) if key in _PLACES
+    )
+    where = f" ({place})" if place else ""
+    return (
+        f"look with the account that it was submitted with{where}; where it was deleted, "
+        f"`isthmus resume {record.id}` goes on from the newest checkpoint"
+    )
 
 
 def run_logs(record: Record, follow: bool) -> Iterator[LogLine]:

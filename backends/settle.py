@@ -69,6 +69,21 @@ def settle(
     return Status(state=state, exit_code=code, cause=why, attempt=attempt, detail=detail)
 
 
+def settle_missing(events: Sequence[Mapping[str, Any]], *, cloud: str, job_id: str) -> Status:
+    """The status of a job that its cloud, asked by name, does not have.
+
+    Its worker's last word counts even when the job's record is gone; without one it was never created, or is somewhere else.
+
+    Args:
+        cloud: its name, such as `SageMaker`.
+    """
+    said = f"{cloud} has no job {job_id}"
+    told = settle("failed", events, cause=f"{said}, and its run directory tells of no end", job_id=job_id)
+    if told.attempt is not None or told.state == "stopped":
+        return told
+    return Status(state="unknown", detail=said, missing=True)
+
+
 def first_cause(endings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Of the words of several nodes and the supervisor, the one that counts.
 

@@ -127,6 +127,8 @@ class Status:
     attempt: int | None = None
     detail: str | None = None
     """The cloud's own word, such as a queue position."""
+    missing: bool = False
+    """The cloud answers, and has no job of that name; `state` is `unknown`."""
 
     @property
     def ended(self) -> bool:
@@ -166,7 +168,8 @@ class Finding:
     message: str
     fix: str | None = None
     exit_code: int = 3
-    """Of a launch that this error refuses: 3, or that of the error it stands for (a missing dataset: 2)."""
+    """Of the error that this stands for. A launch that a finding refuses ends with 3 whatever this is; 3 here means that
+    another destination may take the job, anything else that its user has something to put right (a missing dataset: 2)."""
 
     @classmethod
     def of(cls, id: str, error: IsthmusError) -> Finding:
@@ -235,6 +238,23 @@ class Discovers(Protocol):
 
     def jobs(self, settings: BaseModel) -> Iterator[CloudJob]:
         """The jobs in the place that the settings (and the environment) name, the newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metered:
+    """How long a job's machines ran, by its cloud's own clock; seconds of wall-clock time, all nodes at once."""
+
+    seconds: float
+    billable_s: float | None = None
+    """What of these the cloud bills, at the price of its on-demand machines whatever the tier; None where it does not say."""
+
+
+@runtime_checkable
+class Meters(Protocol):
+    """Of a backend whose cloud tells how long a job has run, or what it bills."""
+
+    def metered(self, handle: Handle) -> Metered | None:
+        """Of a job so far; None: its machines have not run, or the cloud does not know it. Raises IsthmusError."""
 
 
 @runtime_checkable

@@ -40,5 +40,10 @@ def stop(text: str) -> dict[str, Any]:
                 withdraw(run, newest, "stopped before it was confirmed")
             else:
                 backend.stop(handle)
+                if before.missing:
+                    # Should it run where nobody looks now: its worker reads the wish in the run directory.
+                    run.event(
+                        "stopped", cause="stop requested, and its cloud does not know the job", exit_code=4
+                    )
     after = status_of(find_current(text))
     return {"run": record.id, "state": after.state, "cause": after.cause, "was": before.state}

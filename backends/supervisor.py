@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from isthmus.backends import failover
 from isthmus.backends.destinations import known_destinations
-from isthmus.backends.following import status_of
+from isthmus.backends.following import gone, status_of
 from isthmus.backends.launch import start
 from isthmus.backends.prepare import Launch, Price, preflight, prepare_resume, refuse_errors
 from isthmus.backends.registry import get_backend
@@ -111,6 +111,13 @@ class Supervisor:
         status = status_of(record)
         if newest is not None and refusal_of(newest):
             return self._refused(submissions, status, handle)
+        if status.missing and stop_requested(events):
+            self.run.event(
+                "stopped", cause="stop requested, and its cloud does not know the job", exit_code=4
+            )
+            return self._looked("done", status_of(record_of(self.run)), handle, "stop requested")
+        if (lost := gone(record, newest, status, self._clock())) is not None:
+            raise lost
         limits = self._limits(data, submissions, events)
         action = next_action(events, status, limits, self._clock())
         if action.kind == "stop":

@@ -16,8 +16,9 @@ from isthmus.backends.azure.errors import Unreachable
 from isthmus.backends.azure.logs import Tailer, follow
 from isthmus.backends.azure.render import render
 from isthmus.backends.azure.settings import AzureSettings
-from isthmus.backends.azure.state import STATES, status_of, stop_asked
+from isthmus.backends.azure.state import STATES, metered, status_of, stop_asked
 from isthmus.backends.azure.target import Workspace, interruptible, settings_of, sku_of
+from isthmus.backends.settle import settle_missing
 from isthmus.backends.spec import (
     ENDED,
     Capability,
@@ -26,6 +27,7 @@ from isthmus.backends.spec import (
     Handle,
     Job,
     LogLine,
+    Metered,
     Offer,
     Rendered,
     State,
@@ -127,7 +129,7 @@ class AzureBackend:
         job = client.job(name)
         events = RunDirectory(handle.run_uri).events()
         if job is None:
-            return status_of("Unknown", {}, events, name)
+            return settle_missing(events, cloud=f"the workspace {client.workspace.name}", job_id=name)
         word = state_word(job)
         details: Mapping[str, Any] = {}
         if STATES.get(word) in ENDED:
@@ -135,6 +137,13 @@ class AzureBackend:
             with contextlib.suppress(IsthmusError):
                 details = client.history().details(name)
         return status_of(word, details, events, name)
+
+    def metered(self, handle: Handle) -> Metered | None:
+        """From the start of its run to its end, by Azure ML's run history. What is billed it does not tell."""
+        client, name = self._client_of(handle.native), str(handle.native["job_id"])
+        if client.job(name) is None:
+            return None
+        return metered(client.history().details(name))
 
     def logs(self, handle: Handle, follow: bool) -> Iterator[LogLine]:
         """What all nodes printed; with `follow` until the job has ended, over lost connections."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 from isthmus.backends.settle import NativeState, settle
-from isthmus.backends.spec import Status
+from isthmus.backends.spec import Metered, Status
 from isthmus.core.recipe.secrets import redact
 
 STATES: Mapping[str, NativeState] = {
@@ -56,6 +57,24 @@ def status_of(azure: str, details: Mapping[str, Any], events: list[dict[str, Any
     if native == "pending" and _begun(events, job_id):
         native = "restarting"  # preempted, and queued again by Azure ML itself
     return settle(native, events, cause=reason, job_id=job_id, detail=azure)
+
+
+def metered(details: Mapping[str, Any], now: datetime | None = None) -> Metered | None:
+    """How long the run has been going, by its history; None before it began."""
+    begun = _moment(details.get("startTimeUtc"))
+    if begun is None:
+        return None
+    ended = _moment(details.get("endTimeUtc")) or now or datetime.now(UTC)
+    return Metered(seconds=max(0.0, (ended - begun).total_seconds()))
+
+
+def _moment(text: Any) -> datetime | None:
+    """A moment of the run history; it writes up to seven digits of a second, or none."""
+    try:
+        found = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", str(text)))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _since(events: list[dict[str, Any]], job_id: str) -> list[dict[str, Any]]:

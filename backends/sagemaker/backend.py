@@ -11,12 +11,22 @@ from pydantic import BaseModel
 
 from isthmus.backends.sagemaker import state, submission
 from isthmus.backends.sagemaker.aws import Client, Clients, errors, is_missing
-from isthmus.backends.sagemaker.environment import usd_per_hour
 from isthmus.backends.sagemaker.logs import Tail
 from isthmus.backends.sagemaker.render import choose, render, settings_of
 from isthmus.backends.sagemaker.settings import SageMakerSettings
-from isthmus.backends.settle import settle
-from isthmus.backends.spec import Capability, CloudJob, Finding, Handle, Job, LogLine, Offer, Rendered, Status
+from isthmus.backends.settle import settle, settle_missing
+from isthmus.backends.spec import (
+    Capability,
+    CloudJob,
+    Finding,
+    Handle,
+    Job,
+    LogLine,
+    Metered,
+    Offer,
+    Rendered,
+    Status,
+)
 from isthmus.storage.rundir import RunDirectory
 
 _ENDED_BY_ITSELF = re.compile(
@@ -72,10 +82,7 @@ class SageMakerBackend:
         events = RunDirectory(handle.run_uri).events()
         job = submission.describe(self._client(handle), _name(handle))
         if job is None:
-            told = settle("failed", events, job_id=_name(handle))
-            # Its worker's last word counts even when the job's record is gone; without one it was never created.
-            known = told.attempt is not None or told.state == "stopped"
-            return told if known else Status(state="unknown", detail="SageMaker has no job of that name")
+            return settle_missing(events, cloud="SageMaker", job_id=_name(handle))
         seen = state.of(job)
         status = settle(
             seen.native,
@@ -89,6 +96,11 @@ class SageMakerBackend:
             # A worker behind the checkpoint mirror cannot see the request: to it a stop is an eviction.
             return Status(state="stopped", exit_code=4, cause=status.cause, attempt=status.attempt)
         return status
+
+    def metered(self, handle: Handle) -> Metered | None:
+        """What SageMaker bills: on spot less than the time that it trained, at the price on demand."""
+        job = submission.describe(self._client(handle), _name(handle))
+        return None if job is None else state.metered(job)
 
     def logs(self, handle: Handle, follow: bool) -> Iterator[LogLine]:
         """The lines of all hosts, by time."""
@@ -118,7 +130,9 @@ class SageMakerBackend:
 
     def offers(self, job: Job) -> list[Offer]:
         """The machines that the job may run on, in order."""
-        choice, price = choose(job), usd_per_hour(job, settings_of(job))
+        choice, own = choose(job), settings_of(job).usd_per_hour
+        # Of several preferences nobody knows which it will be; the team's own price is what they say it costs.
+        price = own if own is not None or len(choice.types) > 1 else job.usd_per_hour
         tier: Any = choice.tier
         return [
             Offer(
@@ -127,7 +141,7 @@ class SageMakerBackend:
                 region=choice.region,
                 tier=tier,
                 nodes=job.recipe.compute.nodes,
-                usd_per_hour=price if len(choice.types) == 1 else None,
+                usd_per_hour=price,
             )
             for name in choice.types
         ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from isthmus.backends.sagemaker.metrics import EFA_NICS
 from isthmus.backends.settle import NativeState
-from isthmus.backends.spec import State
+from isthmus.backends.spec import Metered, State
 
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
 _EXIT = re.compile(r"exit ?code:?\s*(\d+)", re.IGNORECASE)
@@ -58,6 +59,23 @@ def of(job: Mapping[str, Any]) -> Seen:
     before = {str(step.get("Status")) for step in job.get("SecondaryStatusTransitions", ())}
     again = secondary in ("Interrupted", "Restarting") or before & {"Interrupted", "Restarting"}
     return Seen("restarting" if again else "pending", detail=detail)
+
+
+def metered(job: Mapping[str, Any]) -> Metered | None:
+    """BillableTimeInSeconds and TrainingTimeInSeconds, as far as SageMaker tells them; None before training began.
+
+    `1 - billable / training` is what managed spot saves, in SageMaker's own words: billable seconds are of the price on
+    demand. Both are wall-clock, to be multiplied by the number of instances.
+    """
+    billable, trained = job.get("BillableTimeInSeconds"), job.get("TrainingTimeInSeconds")
+    if not isinstance(trained, int | float):
+        begun, ended = job.get("TrainingStartTime"), job.get("TrainingEndTime")
+        if not isinstance(begun, datetime):
+            return None
+        until = ended if isinstance(ended, datetime) else datetime.now(begun.tzinfo)
+        trained = max(0.0, (until - begun).total_seconds())
+    told = float(billable) if isinstance(billable, int | float) else None
+    return Metered(seconds=float(trained), billable_s=told)
 
 
 def listed(job: Mapping[str, Any]) -> State:

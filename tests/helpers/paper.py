@@ -18,6 +18,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
+from isthmus.backends.settle import settle_missing
 from isthmus.backends.spec import (
     EXIT_CODES,
     Capability,
@@ -150,7 +151,8 @@ class PaperBackend:
         try:
             job = self.cloud.job(handle.native["job_id"])
         except FileNotFoundError:
-            return Status(state="unknown")
+            events = RunDirectory(handle.run_uri).events()
+            return settle_missing(events, cloud="paper", job_id=handle.native["job_id"])
         state: State = job["state"]
         return Status(state=state, exit_code=EXIT_CODES.get(state), cause=job.get("cause"))
 
@@ -164,7 +166,8 @@ class PaperBackend:
             run = RunDirectory(handle.run_uri)
             if not any(event["type"] == "stop-requested" for event in run.events()[-2:]):
                 run.event("stop-requested", by="user")
-            self.cloud.set(handle.native["job_id"], "stopped")
+            with contextlib.suppress(FileNotFoundError):
+                self.cloud.set(handle.native["job_id"], "stopped")
 
     def offers(self, job: Job) -> list[Offer]:
         tier = job.offer.tier if job.offer else "on_demand"

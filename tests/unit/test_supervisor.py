@@ -415,3 +415,50 @@ def test_nothing_secret_is_put_down(begin: Begin, tmp_path: Path, monkeypatch: p
     start(begin(), tmp_path)
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"Zq7secretZq7" in text for text in texts)
+
+
+def test_a_job_that_its_cloud_took_and_does_not_know_is_said_with_a_hint(
+    begin: Begin, paper: Paper, tmp_path: Path
+) -> None:
+    """Deleted, or looked for with another account: nobody can tell, so nothing is submitted and nobody waits for ever."""
+    launch = begin()
+    start(launch, tmp_path)
+    (paper.folder / "jobs" / "one-01.json").unlink()
+    status = status_of(find_current("one"))
+    assert (status.state, status.missing) == ("unknown", True)
+    assert status.detail is not None
+    assert status.detail.startswith(
+        "paper has no job one-01; look with the account that it was submitted with (region north)"
+    )
+    assert "`isthmus resume one` goes on" in status.detail
+    assert look(launch).did == "waited", "a list may lag behind what was just taken"
+    with pytest.raises(UsageError, match=r"paper has no job one-01, which it took at 20.* UTC") as told:
+        look(launch, clock=lambda: time.time() + 601)
+    assert "isthmus resume one" in str(told.value.hint)
+    assert paper.jobs() == []
+    assert [event["type"] for event in run_of(launch).events()] == ["submitted"]
+
+
+def test_a_job_that_is_gone_after_it_told_how_it_ended_has_ended_so(
+    begin: Begin, paper: Paper, tmp_path: Path
+) -> None:
+    launch = begin()
+    start(launch, tmp_path)
+    paper.set("one-01", "preempted", "spot interruption")
+    (paper.folder / "jobs" / "one-01.json").unlink()
+    assert look(launch).handle.native["job_id"] == "one-02"
+    paper.set("one-02", "running")
+    (paper.folder / "jobs" / "one-02.json").unlink()
+    ended = look(launch)
+    assert (ended.did, ended.status.state, ended.status.exit_code) == ("done", "failed", 1)
+    assert ended.status.cause == "paper has no job one-02, and its run directory tells of no end"
+
+
+def test_a_job_that_is_gone_can_be_stopped(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    launch = begin()
+    start(launch, tmp_path)
+    (paper.folder / "jobs" / "one-01.json").unlink()
+    assert stop("one")["state"] == "stopped"
+    assert run_of(launch).events("stop-requested")
+    ended = look(launch, clock=lambda: time.time() + 601)
+    assert (ended.did, ended.status.exit_code) == ("done", 4)
