@@ -47,7 +47,7 @@ def verify_foreign(dataset: Dataset, problem: Report, *, finite: bool) -> tuple[
         rows += int(index.rows[first:end].sum())
         if finite:
             for block in range(first, end):
-                _verify_block(dataset, block, readers, problem)
+                verify_block(dataset, block, readers, problem)
     return len(starts), rows, size
 
 
@@ -62,7 +62,8 @@ def _size(dataset: Dataset, name: str) -> int | None:
         return None
 
 
-def _verify_block(dataset: Dataset, block: int, readers: dict[int, ForeignReader], problem: Report) -> None:
+def verify_block(dataset: Dataset, block: int, readers: dict[int, ForeignReader], problem: Report) -> None:
+    """Decodes one row group at every resolution that `readers` has, with every caption, and looks into its rows."""
     name, row_group = dataset.index.file(block, ""), int(dataset.index.row_group[block])
     known: set[tuple[str, int | None]] = (
         set()

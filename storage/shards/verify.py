@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,6 +53,10 @@ class VerifyReport:
     """Rows looked at."""
     size: int = 0
     """Bytes looked at."""
+    row_groups: int = 0
+    """Looked at."""
+    row_groups_of: int = 0
+    """That the dataset has: more than that when a sample was asked for."""
 
     @property
     def ok(self) -> bool:
@@ -60,19 +64,23 @@ class VerifyReport:
         return not self.problems
 
 
-class _Verifier:
+class Verifier:
+    """Looks at the parts of one dataset and collects what is wrong. For one thread."""
+
     def __init__(self, uri: str, on_problem: Callable[[Problem], None] | None, finite: bool) -> None:
         self.report = VerifyReport(uri)
         self._on_problem, self._finite = on_problem, finite
         self._buffer: Bytes = np.empty(0, np.uint8)
 
     def problem(self, message: str, shard: str, **place: int | str | None) -> None:
+        """One more thing that is wrong."""
         found = Problem(message, shard, **place)  # type: ignore[arg-type]
         self.report.problems.append(found)
         if self._on_problem:
             self._on_problem(found)
 
     def side_files(self, uri: str, manifest: Manifest) -> None:
+        """The files beside the shards, but for the index."""
         for name in manifest.files:
             if name == names.INDEX:
                 continue
@@ -89,7 +97,9 @@ class _Verifier:
             self.problem("the manifest lists no null embedding", names.MANIFEST)
 
     def dataset(self, dataset: Dataset) -> None:
+        """Everything that the index lists."""
         index, report = dataset.index, self.report
+        report.row_groups = report.row_groups_of = len(index)
         if index.foreign is not None:
             report.files, report.rows, report.size = verify_foreign(
                 dataset, self.problem, finite=self._finite
@@ -97,12 +107,27 @@ class _Verifier:
             return
         starts = np.flatnonzero(np.diff(index.shard, prepend=-1))
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(index)], strict=True):
-            keys: dict[int, list[str]] = {}
-            for sibling in siblings(dataset.spec, int(index.size_class[first])):
-                self.file(dataset, sibling, range(first, end), keys)
-            self.report.rows += int(index.rows[first:end].sum())
+            self.shard(dataset, range(first, end), range(first, end))
 
-    def file(self, dataset: Dataset, sibling: str, blocks: range, keys: dict[int, list[str]]) -> None:
+    def shard(self, dataset: Dataset, blocks: range, chosen: Sequence[int]) -> None:
+        """The files of one shard, and of its row groups those that are chosen.
+
+        Args:
+            blocks: all of the shard, positions in the index.
+        """
+        keys: dict[int, list[str]] = {}
+        for sibling in siblings(dataset.spec, int(dataset.index.size_class[blocks[0]])):
+            self.file(dataset, sibling, blocks, chosen, keys)
+        self.report.rows += int(dataset.index.rows[list(chosen)].sum())
+
+    def file(
+        self,
+        dataset: Dataset,
+        sibling: str,
+        blocks: range,
+        chosen: Sequence[int],
+        keys: dict[int, list[str]],
+    ) -> None:
         """One file of a shard. `keys` holds the rows' keys by block once a sibling gave them."""
         index, ranges = dataset.index, dataset.index.sibling(sibling)
         name = index.file(blocks[0], sibling)
@@ -114,7 +139,7 @@ class _Verifier:
         self.report.files += 1
         if not self._frame(dataset, name, ranges, blocks, columns):
             return
-        for block in blocks:
+        for block in chosen:
             size = ranges.size(block)
             if len(self._buffer) < size:
                 self._buffer = np.empty(size, np.uint8)
@@ -240,7 +265,7 @@ def verify(
         DatasetNotFound: there is no manifest. All that is wrong with what is there is in the report.
     """
     root = uri if isinstance(uri, str) else uri[0]
-    verifier = _Verifier(root, on_problem, finite)
+    verifier = Verifier(root, on_problem, finite)
     try:
         manifest = read_manifest(root)
     except DataError as error:
