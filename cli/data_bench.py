@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -42,28 +43,49 @@ def bench(
     memory_limit: str = typer.Option("4 GB", "--memory-limit", help="Without a recipe."),
     seconds: float = typer.Option(5.0, "--seconds", help="For each depth, after its first batch."),
     depth: str = typer.Option("1,2,4,8,16,32,auto", "--depth", help="Reads in flight, one run each."),
+    ranks: int = typer.Option(
+        1, "--ranks", min=1, help="Then so many ranks at once, a process each, as many as there are cores."
+    ),
+    region: str = typer.Option(
+        "", "--region", help="Of the Azure storage accounts, whose egress differs; default: the recipe's."
+    ),
     backend: str = typer.Option("local", "--backend", help="Whose places of the recipe to read."),
     overrides: list[str] = _OVERRIDES,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Measure MB/s, samples/s, latency and processor time of one rank's reading, for each number of reads in flight.
+    """Measure MB/s, samples/s, latency and processor time of a rank's reading, for each number of reads in flight.
 
-    What was read before may come from a cache of the store or of this machine: a first run tells more than a second.
+    With --ranks several read together. With --recipe the last line says whether its GPUs are fed at full speed, or what
+    starves them. What was read before may come from a cache of the store or of this machine: a first run tells more.
 
-    Example: isthmus data bench s3://bucket/latents --recipe my.yaml
+    Example: isthmus data bench s3://bucket/latents --recipe my.yaml --ranks 8
     """
-    from isthmus.cli.data_bench_setup import from_recipe, from_roots
+    from isthmus.cli.data_bench_ranks import Task, run_ranks
+    from isthmus.cli.data_bench_setup import setup_of
+    from isthmus.cli.data_bench_verdict import feeding, together
     from isthmus.storage.filesystems import is_local
     from isthmus.storage.stream.bench import as_json as row
-    from isthmus.storage.stream.bench import sweep, verdict
+    from isthmus.storage.stream.bench import sweep, usable_cores, verdict
 
     depths = _depths(depth)
-    if recipe:
-        setup = from_recipe(recipe, overrides, backend, roots, stage, access)
-    else:
-        setup = from_roots(
-            roots, access or "stream", resolution, batch_size, lanes, window, memory_limit, overrides
-        )
+    task = Task(
+        recipe=recipe,
+        overrides=overrides,
+        backend=backend,
+        roots=roots,
+        stage=stage,
+        access=access,
+        resolution=resolution,
+        batch_size=batch_size,
+        lanes=lanes,
+        window=window,
+        memory_limit=memory_limit,
+        ranks=ranks,
+        depth=None,
+        seconds=seconds,
+        start_step=0,
+    )
+    setup = setup_of(task)
     if not as_json:
         print(f"{setup.describe()}\n{_HEAD}", flush=True)
     measured = []
@@ -73,10 +95,32 @@ def bench(
             print(_line(one), flush=True)
     local = all(is_local(root) for dataset in setup.datasets for root in dataset.roots)
     found = verdict(measured, local=local)
-    keeps_up = setup.keeps_up(found["best_samples_per_s"])
-    result = {**setup.facts(), "depths": [row(one) for one in measured], **found, "pace": keeps_up}
-    sentence = found["sentence"] + (f" {keeps_up['sentence']}" if keeps_up else "")
-    emit(result | {"sentence": sentence}, as_json=as_json, text=sentence)
+    several: list[dict[str, object]] = []
+    if ranks > 1:
+        reads = None if None in depths else found["best_depth"]
+        task = replace(task, depth=reads, start_step=measured[-1].next_step)
+        several = run_ranks(task, min(ranks, usable_cores()))
+    best = max(measured, key=lambda one: one.samples_per_s)
+    fed = feeding(setup, found | {"best": row(best)}, several, region or None)
+    all_ranks = together(several, ranks) if several else None
+    sentences = [found["sentence"]]
+    if all_ranks:
+        sentences.append(_ranks_line(all_ranks))
+    if fed:
+        sentences.append(fed["sentence"])
+    result = {**setup.facts(), "depths": [row(one) for one in measured], **found}
+    result |= {"ranks": all_ranks, "verdict": fed, "sentence": "\n".join(sentences)}
+    emit(result, as_json=as_json, text=result["sentence"])
+
+
+def _ranks_line(found: dict[str, Any]) -> str:
+    asked = "" if found["processes"] == found["asked"] else f" of {found['asked']}, one a core,"
+    return (
+        f"{found['processes']} ranks{asked} together: {found['megabytes_per_s']:,.0f} MB/s and"
+        f" {found['samples_per_s']:,.0f} samples/s, the slowest {found['slowest_samples_per_s']:,.0f};"
+        f" p50 {1000 * found['latency_s']['p50']:.3g} ms, p99 {1000 * found['latency_s']['p99']:.3g} ms;"
+        f" {found['retries']} retries."
+    )
 
 
 _COLUMNS = (

@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isthmus.cost.pace import Pace
+    from isthmus.cli.data_bench_ranks import Task
+    from isthmus.core.recipe.schema import Recipe
     from isthmus.storage.shards import Dataset
     from isthmus.storage.stream.access import Access
     from isthmus.storage.stream.loader import Loader
@@ -33,11 +34,12 @@ class Setup:
     seed: int = 0
     stage: int = 0
     stages: list[int]
-    pace: Pace | None = None
+    recipe: Recipe | None = None
+    """Resolved; None without one."""
     wait_limit: float = 600.0
 
-    def make_loader(self, depth: int | None, start_step: int) -> Loader:
-        """Rank 0's loader from a step on."""
+    def make_loader(self, depth: int | None, start_step: int, rank: int = 0) -> Loader:
+        """A rank's loader from a step on."""
         from isthmus.storage.stream.owning import OwningLoader
         from isthmus.storage.stream.plan import Plan, Segment
 
@@ -49,6 +51,7 @@ class Setup:
             shuffle_window=self.window,
             stages=self.stages,
             plan=Plan((Segment(self.stage, 0, 0, self.global_batch_size),)),
+            rank=rank,
             world_size=self.world_size,
             memory_limit=self.memory_limit,
             start_step=start_step,
@@ -63,13 +66,7 @@ class Setup:
         """Bytes of a sample, the mean over the sources as their repeats mix them."""
         from isthmus.storage.stream.bench import row_bytes
 
-        weights = [dataset.manifest.samples * float(repeat) for dataset, repeat in self._sources]
-        sizes = [row_bytes(dataset, self.resolution) for dataset in self.datasets]
-        return sum(w * s for w, s in zip(weights, sizes, strict=True)) / sum(weights)
-
-    @property
-    def _sources(self) -> list[tuple[Dataset, Fraction]]:
-        return list(zip(self.datasets, self.repeats, strict=True))
+        return self._mean(row_bytes)
 
     def facts(self) -> dict[str, Any]:
         """What is read, as JSON data."""
@@ -97,35 +94,45 @@ class Setup:
             f" checksums {'on' if self.check else 'off'}"
         )
 
-    def keeps_up(self, samples_per_s: float) -> dict[str, Any] | None:
-        """Whether a rank's measured pace is that of the recipe's GPU; None where that is not known."""
-        if self.pace is None:
-            return None
-        pace, size = self.pace, self.row_bytes
-        ratio = samples_per_s / pace.images_per_s
-        rank, node = pace.images_per_s * size / 1e6, pace.images_per_s * size * pace.ranks_per_node / 1e6
-        measured = samples_per_s * size / 1e6
-        sentence = (
-            f"A rank trains on {pace.images_per_s:,.3g} images/s ({pace.gpu} at {100 * pace.utilization:.0f} % of its"
-            f" peak), {rank:,.3g} MB/s: the store delivers {ratio:.3g} times that"
+    @property
+    def requests_per_row(self) -> float:
+        """Requests that a sample costs, the mean over the sources."""
+        from isthmus.storage.stream.bench import requests_per_row
+
+        return self._mean(requests_per_row)
+
+    def _mean(self, figure: Callable[[Dataset, int], float]) -> float:
+        weights = [
+            dataset.manifest.samples * float(repeat)
+            for dataset, repeat in zip(self.datasets, self.repeats, strict=True)
+        ]
+        values = [figure(dataset, self.resolution) for dataset in self.datasets]
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def setup_of(task: Task) -> Setup:
+    """What a task reads."""
+    from isthmus.errors import UsageError
+
+    if not task.recipe:
+        return from_roots(
+            task.roots,
+            task.access or "stream",
+            task.resolution,
+            task.batch_size,
+            task.lanes,
+            task.window,
+            task.memory_limit,
+            task.overrides,
+            task.ranks,
         )
-        sentence += ", enough for a rank" if ratio >= 1 else ", too little: steps will wait"
-        if ratio >= 1 and pace.ranks_per_node > 1:
-            sentence += (
-                f"; the {pace.ranks_per_node} ranks of a node need {node:,.3g} MB/s together, which "
-                + ("this process alone reached" if measured >= node else "one process did not reach")
-            )
-        return {
-            "images_per_s": pace.images_per_s,
-            "utilization": pace.utilization,
-            "gpu": pace.gpu,
-            "megabytes_per_s": rank,
-            "node_megabytes_per_s": node,
-            "ratio": ratio,
-            "keeps_up": ratio >= 1,
-            "node_keeps_up": measured >= node,
-            "sentence": sentence + ".",
-        }
+    setup = from_recipe(task.recipe, task.overrides, task.backend, task.roots, task.stage, task.access)
+    if task.ranks > setup.world_size:
+        raise UsageError(
+            f"--ranks {task.ranks}: the recipe's world has {setup.world_size}",
+            hint="--set compute.nodes=... makes it larger",
+        )
+    return setup
 
 
 def from_roots(
@@ -137,8 +144,9 @@ def from_roots(
     window: int,
     memory_limit: str,
     overrides: list[str],
+    ranks: int = 1,
 ) -> Setup:
-    """A dataset read by one rank alone."""
+    """A dataset read by a world of some ranks, each with such a batch, lanes and window."""
     from isthmus.core.recipe.units import parse_size
     from isthmus.errors import UsageError
     from isthmus.storage.ranges.counters import Counters
@@ -172,9 +180,10 @@ def from_roots(
         access=access,
         mode=mode,
         resolution=size,
-        global_batch_size=batch_size,
-        lanes=lanes,
-        window=window,
+        global_batch_size=batch_size * ranks,
+        lanes=lanes * ranks,
+        window=window * ranks,
+        world_size=ranks,
         memory_limit=limit,
         stages=[size],
     )
@@ -186,7 +195,6 @@ def from_recipe(
     """Rank 0 of a recipe's world, in one of its stages."""
     from isthmus.core.recipe import load_recipe, resolve
     from isthmus.core.train.sources import make_access, open_sources
-    from isthmus.cost.pace import pace
     from isthmus.errors import UsageError
 
     found = resolve(load_recipe(recipe, overrides).recipe, backend)
@@ -219,6 +227,6 @@ def from_recipe(
         seed=found.seed,
         stage=stage,
         stages=[one.resolution for one in found.stages],
-        pace=pace(found, stage),
+        recipe=found,
         wait_limit=data.wait_limit,
     )

@@ -56,12 +56,22 @@ class Measurement:
     hedged: int
     cache_hits: int
     cache_misses: int
+    requests: int = 0
+    next_step: int = 0
+    """To go on from, so that another run reads other blocks."""
 
 
 def measure(
-    make_loader: MakeLoader, depth: int | None, seconds: float, start_step: int
+    make_loader: MakeLoader,
+    depth: int | None,
+    seconds: float,
+    start_step: int,
+    ready: Callable[[], None] = lambda: None,
 ) -> tuple[Measurement, int]:
     """Drains a loader for `seconds` after its first batch.
+
+    Args:
+        ready: called when the first batch is there; what is measured begins when it returns.
 
     Returns:
         What was measured, and the step to go on from, so that the next run reads other blocks.
@@ -70,6 +80,7 @@ def measure(
     with make_loader(depth, start_step) as loader:
         batch = next(loader)
         first_batch_s = time.perf_counter() - began
+        ready()
         before, processor, began = loader.stats(), time.process_time(), time.perf_counter()
         samples, taken = 0, 0.0
         while taken < seconds:
@@ -95,8 +106,9 @@ def measure(
             resident_bytes=int(after["resident_bytes"]),
             **{
                 name: int(after[name] - before[name])
-                for name in ("retries", "throttled", "hedged", "cache_hits", "cache_misses")
+                for name in ("retries", "throttled", "hedged", "cache_hits", "cache_misses", "requests")
             },
+            next_step=batch.step + 1,
         ),
         batch.step + 1,
     )
@@ -116,13 +128,26 @@ def sweep(
 
 def row_bytes(dataset: Dataset, resolution: int) -> float:
     """Bytes that a sample of a dataset takes at a resolution, the mean over some of its blocks."""
-    index = dataset.index
-    blocks = np.flatnonzero(index.size_class >= resolution)
+    reader, blocks = block_reader(dataset, resolution), _some(dataset, resolution)
+    return sum(reader.size(block, 0) for block in blocks) / sum(
+        int(dataset.index.rows[block]) for block in blocks
+    )
+
+
+def requests_per_row(dataset: Dataset, resolution: int) -> float:
+    """Requests that a sample costs, about: one for each file that its block is read from, shared by the block's rows."""
+    reader, blocks = block_reader(dataset, resolution), _some(dataset, resolution)
+    asked = sum(len(reader.files(block, 0)) for block in blocks)
+    return asked / sum(int(dataset.index.rows[block]) for block in blocks)
+
+
+def _some(dataset: Dataset, resolution: int) -> list[int]:
+    """At most 64 blocks that have a resolution, evenly from all of them."""
+    blocks = np.flatnonzero(dataset.index.size_class >= resolution)
     if not len(blocks):
         raise UsageError(f"no images that reach {resolution} px", where=dataset.uri)
-    some = blocks[np.linspace(0, len(blocks) - 1, min(len(blocks), 64)).astype(np.int64)].tolist()
-    reader = block_reader(dataset, resolution)
-    return sum(reader.size(block, 0) for block in some) / sum(int(index.rows[block]) for block in some)
+    some: list[int] = blocks[np.linspace(0, len(blocks) - 1, min(len(blocks), 64)).astype(np.int64)].tolist()
+    return some
 
 
 def verdict(measured: Sequence[Measurement], *, local: bool, cores: int | None = None) -> dict[str, Any]:
@@ -137,11 +162,7 @@ def verdict(measured: Sequence[Measurement], *, local: bool, cores: int | None =
         one that reaches ENOUGH of the best; None when there is none), `adaptive_share` of the best, `limit` (cpu,
         throttling, latency, errors, store or disk) and `sentence`.
     """
-    cores = (
-        cores or len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else cores or os.cpu_count() or 1
-    )
+    cores = cores or usable_cores()
     best = max(measured, key=lambda one: one.samples_per_s)
     fixed = sorted((one for one in measured if one.depth is not None), key=lambda one: one.depth or 0)
     enough = next((one for one in fixed if one.samples_per_s >= ENOUGH * best.samples_per_s), None)
@@ -198,7 +219,7 @@ def _limit(best: Measurement, fixed: Sequence[Measurement], cores: int, local: b
     )
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS has not
     return len(affinity(0)) if affinity else os.cpu_count() or 1
