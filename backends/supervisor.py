@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from isthmus.backends import failover
+from isthmus.backends import failover, metering
 from isthmus.backends.destinations import known_destinations
 from isthmus.backends.following import gone, status_of
 from isthmus.backends.launch import start
@@ -127,6 +127,8 @@ class Supervisor:
             return self._looked("stopping", backend.status(handle), handle, action.why)
         if action.kind == "wait":
             return self._looked("waited", status, handle)
+        if status.ended:
+            metering.put_down(self.run, handle, events)
         if action.kind == "done" or Capability.RESTARTS in backend.capabilities:
             # A backend that restarts by itself has given up for a reason of its own.
             return self._done(action.status or status, status, handle, action.why)

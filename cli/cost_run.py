@@ -29,6 +29,9 @@ def run(
     ),
     prices: str = PRICES,
     assume: list[str] = ASSUME,
+    offline: bool = typer.Option(
+        False, "--offline", help="Do not ask the clouds how long their machines ran; its own events tell."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Say what a run has cost so far over all its restarts and tiers, against its estimate, and what the rest would cost.
@@ -44,7 +47,7 @@ def run(
     changes = what_if(change) if change else None
     chosen, catalog = assumptions(assume), catalog_of(prices)
     record = find(run)
-    recipe, so_far = _so_far(record.run_uri, catalog)
+    recipe, so_far = _so_far(record.run_uri, catalog, offline=offline)
     here: Rest | None = None
     whole: Estimate | None = None
     other: Rest | None = None
@@ -64,12 +67,14 @@ def run(
     emit(facts, as_json=as_json, text=lambda: _text(record.id, so_far, here, other, change))
 
 
-def _so_far(run_uri: str, catalog: Catalog) -> tuple[Recipe, Spent]:
+def _so_far(run_uri: str, catalog: Catalog, *, offline: bool) -> tuple[Recipe, Spent]:
     import time
     from json import dumps
 
+    from isthmus.backends import metering
     from isthmus.backends.supervise import spans
     from isthmus.cli.budgeting import FILE
+    from isthmus.cli.costing import warn
     from isthmus.core.recipe import parse_recipe
     from isthmus.cost.spent import spent
     from isthmus.storage.rundir import RunDirectory
@@ -84,7 +89,9 @@ def _so_far(run_uri: str, catalog: Catalog) -> tuple[Recipe, Spent]:
         spans(events, time.time()),
         [one.data for one in directory.submissions().all()],
         step=int(rows[-1]["step"]) if rows else 0,
-        billed=_billed(events),
+        metered=metering.told(events)
+        if offline
+        else metering.asked(directory, events, say=lambda text: warn([text])),
         catalog=catalog,
         estimate=_kept(directory.read_file(FILE)),
     )
@@ -98,15 +105,6 @@ def _kept(data: bytes | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return kept if isinstance(kept, dict) else None
-
-
-def _billed(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Job -> seconds that its cloud bills, where an event tells."""
-    return {
-        str(event.get("job") or event.get("job_id")): float(event["billable_s"])
-        for event in events
-        if isinstance(event.get("billable_s"), int | float)
-    }
 
 
 def _place(so_far: Spent) -> dict[str, Any]:
@@ -154,6 +152,7 @@ def _facts(run_id: str, so_far: Spent, here: Rest | None, other: Rest | None, ch
                 "sku": attempt.sku,
                 "hours": attempt.hours,
                 "billed": attempt.billed,
+                "hours_from": attempt.hours_from,
                 "usd_per_hour": attempt.usd_per_hour,
                 "usd": attempt.usd,
                 "price_from": attempt.price_from,
@@ -192,7 +191,8 @@ def _text(run_id: str, so_far: Spent, here: Rest | None, other: Rest | None, cha
         )
         rate = "unpriced" if attempt.usd_per_hour is None else f"${attempt.usd_per_hour:,.2f}/h"
         told = {"today": ", at today's price", "launch": "", "nobody": ""}[attempt.price_from]
-        hours = f"{amount(attempt.hours)} h{' billed' if attempt.billed else ''}"
+        clock = {"events": "", "cloud": " by its cloud's clock", "billed": " billed"}[attempt.hours_from]
+        hours = f"{amount(attempt.hours)} h{clock}"
         lines.append(f"  {attempt.job or 'job'}  {place}  {hours} x {rate} = {money(attempt.usd)}{told}")
     if so_far.estimate is None:
         lines.append("  estimate at launch: none was recorded")

@@ -3,7 +3,7 @@
     python -m isthmus.cost.fit --check     # exit 1 if the file is not what this makes
     python -m isthmus.cost.fit --report    # errors on rows that were left out, beside simpler methods
 
-One efficiency, a factor for each model family and each chip, the overlap and the latency of `cost/speed.py`: eleven
+One efficiency, a factor for each model family and each chip, the overlap and the latency of `cost/speed.py`: twelve
 numbers from fifty rows, so all but the efficiency are drawn to a prior (partial pooling). Rows weigh less at scale,
 where the same hardware differs more from submitter to submitter, and far ones count linearly (Huber).
 """

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from isthmus.backends.spec import Metered
 from isthmus.core.recipe.schema import Recipe
 from isthmus.cost.assumptions import Assumptions
 from isthmus.cost.catalog import Catalog
 from isthmus.cost.estimate import Estimate, estimate, usd_per_hour
 from isthmus.errors import UsageError
+
+HoursFrom = Literal["events", "cloud", "billed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +27,17 @@ class Attempt:
     tier: str | None
     sku: str | None
     hours: float
-    billed: bool
-    """Whether the cloud told these hours; otherwise they are from the first event to the last."""
+    hours_from: HoursFrom
+    """events: from the first event to the last; cloud: by the cloud's clock; billed: what the cloud bills of these."""
     usd_per_hour: float | None
-    """Of all nodes; None where nobody prices it."""
+    """Of all nodes; None where nobody prices it. On demand, where the cloud tells spot's discount as fewer billed hours."""
     price_from: str
     """launch: as recorded then; today: by the catalog now; nobody."""
+
+    @property
+    def billed(self) -> bool:
+        """Whether its cloud told what it bills."""
+        return self.hours_from == "billed"
 
     @property
     def usd(self) -> float | None:
@@ -79,7 +87,7 @@ def spent(
     submissions: Sequence[Mapping[str, Any]],
     *,
     step: int,
-    billed: Mapping[str, float] | None = None,
+    metered: Mapping[str, Metered] | None = None,
     catalog: Catalog | None = None,
     estimate: Mapping[str, Any] | None = None,
 ) -> Spent:
@@ -90,7 +98,7 @@ def spent(
         spans: (job id, seconds) of each time it ran, see `backends.supervise.spans`.
         submissions: what was put down before each was sent: `rendered.job_id`, `rendered.backend`, `destination`, `usd_per_hour`.
         step: the last one that was done.
-        billed: job id -> seconds that its cloud bills; replaces the spans of that job.
+        metered: job id -> what its cloud tells of it; replaces the spans of that job.
         catalog: for attempts that were submitted without a price.
         estimate: as recorded at launch.
     """
@@ -101,10 +109,7 @@ def spent(
     attempts = []
     for job, ran in seconds.items():
         one = told.get(str(job), {})
-        billable = (billed or {}).get(str(job))
-        attempts.append(
-            _attempt(recipe, job, one, ran if billable is None else billable, billable is not None, catalog)
-        )
+        attempts.append(_attempt(recipe, job, one, ran, (metered or {}).get(str(job)), catalog))
     return Spent(
         attempts=tuple(attempts),
         step=step,
@@ -117,19 +122,32 @@ def _attempt(
     recipe: Recipe,
     job: str | None,
     one: Mapping[str, Any],
-    seconds: float,
-    billed: bool,
+    ran: float,
+    meter: Metered | None,
     catalog: Catalog | None,
 ) -> Attempt:
     destination = one.get("destination") or {}
     offer = destination.get("offer") or {}
     backend = str(destination.get("backend") or (one.get("rendered") or {}).get("backend") or "unknown")
+
+    def today(tier: str | None) -> float | None:
+        if catalog is None or backend == "unknown":
+            return None
+        return usd_per_hour(recipe, backend, offer.get("region"), tier, offer.get("sku"), catalog=catalog)
+
     price, source = one.get("usd_per_hour"), "launch"
-    if price is None and catalog is not None and backend != "unknown":
-        price = usd_per_hour(
-            recipe, backend, offer.get("region"), offer.get("tier"), offer.get("sku"), catalog=catalog
-        )
-        source = "today"
+    hours_from: HoursFrom = "events" if meter is None else "cloud"
+    seconds = ran if meter is None else meter.seconds
+    if meter is not None and meter.billable_s is not None:
+        # Billed seconds are of the price on demand: with a spot price they would be discounted twice.
+        spot = _is_spot(one)
+        full = today("on_demand") if spot else None
+        if full is not None:
+            price, source = full, "today"
+        if full is not None or not spot:
+            seconds, hours_from = meter.billable_s, "billed"
+    if price is None:
+        price, source = today(offer.get("tier")), "today"
     return Attempt(
         job=job,
         backend=backend,
@@ -137,10 +155,17 @@ def _attempt(
         tier=offer.get("tier"),
         sku=offer.get("sku"),
         hours=seconds / 3600,
-        billed=billed,
+        hours_from=hours_from,
         usd_per_hour=None if price is None else float(price),
         price_from="nobody" if price is None else source,
     )
+
+
+def _is_spot(one: Mapping[str, Any]) -> bool:
+    """By the offer, or by SageMaker's request where the tier was the settings'."""
+    offer = (one.get("destination") or {}).get("offer") or {}
+    request = (one.get("rendered") or {}).get("request") or {}
+    return offer.get("tier") == "spot" or bool(request.get("EnableManagedSpotTraining"))
 
 
 CHANGES = ("backend", "region", "tier", "sku", "nodes")

@@ -153,10 +153,15 @@ def evicted(
     recipe = clouds.recipe(folder, local, stages__0__steps=steps, checkpoint__every=1000, checkpoint__keep=2)
     code, out, err = laptop.isthmus("launch", str(recipe), "--backend", backend, "--run-id", run_id, "--yes")
     assert code == 0, out + err
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     with Evictor(clouds, backend, run_id, times, seed=times) as evictor:
-        code, out, err = laptop.isthmus("supervise", run_id, *SUPERVISED, timeout=60 * (times + 5))
-    run = clouds.run(backend, run_id)
+        run = clouds.run(backend, run_id)
+        try:
+            code, out, err = laptop.isthmus("supervise", run_id, *SUPERVISED, timeout=60 * (times + 5))
+        except AssertionError as error:
+            told = "\n".join(f"{event['time'] - began_at:8.1f} {event}" for event in run.events()[-25:])
+            struck = [f"{at - began_at:.1f}" for at in evictor.moments]
+            raise AssertionError(f"{error}\nstruck at {struck}; events:\n{told}") from None
     assert code == 0, (out + err, [event for event in run.events() if event["type"] == "failed"])
     assert len(evictor.moments) == times, f"the run was over after {len(evictor.moments)} evictions"
     rows = run.read_metrics("train", all_attempts=True)

@@ -6,6 +6,7 @@ Beside it: errors in words, and states.
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from isthmus.backends.azure.backend import AzureBackend
 from isthmus.backends.azure.client import AzureClient
 from isthmus.backends.azure.errors import Denied, Missing, Unreachable, azure_errors
 from isthmus.backends.azure.render import render
-from isthmus.backends.azure.state import reason_of, status_of
+from isthmus.backends.azure.state import metered, reason_of, status_of
 from isthmus.backends.spec import Handle, Rendered
 from isthmus.errors import IsthmusError, PreflightRefused, UsageError
 from isthmus.storage.rundir import RunDirectory
@@ -246,6 +247,27 @@ def test_states(tmp_path: Path, word: str, error: Any, events: list[str], state:
     details = {"error": {"error": error}} if error else {}
     status = status_of(word, details, run.events(), "j-01")
     assert (status.state, status.detail) == (state, word)
+
+
+@pytest.mark.parametrize(
+    ("details", "seconds"),
+    [
+        ({}, None),
+        ({"startTimeUtc": None, "endTimeUtc": None}, None),
+        (
+            {"startTimeUtc": "2026-12-01T10:00:00.1234567Z", "endTimeUtc": "2026-12-01T10:10:00.1234567Z"},
+            600.0,
+        ),
+        ({"startTimeUtc": "2026-12-01T10:00:00Z", "endTimeUtc": None}, 3600.0),
+        ({"startTimeUtc": "2026-12-01T10:00:00", "endTimeUtc": "2026-12-01T10:00:30+00:00"}, 30.0),
+        ({"startTimeUtc": "soon"}, None),
+    ],
+)
+def test_the_run_historys_times(details: dict[str, Any], seconds: float | None) -> None:
+    """As written by the service (seven digits), as read by its SDK, and what is no time."""
+    meter = metered(details, now=datetime(2026, 12, 1, 11, tzinfo=UTC))
+    assert (meter and meter.seconds) == seconds
+    assert meter is None or meter.billable_s is None
 
 
 def test_a_reason_is_one_line_without_secrets() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.backends.destinations import Destination
-from isthmus.backends.spec import Rendered
+from isthmus.backends.spec import Metered, Rendered
 from isthmus.backends.submission import put_down
 from isthmus.core.recipe import load_recipe
 from isthmus.core.recipe.dump import recipe_data, recipe_hash
@@ -60,10 +60,23 @@ def test_each_attempt_counts_at_its_own_price() -> None:
     assert (found.usd, found.hours, found.share) == (1024.0, 3.5, 0.5)
 
 
-def test_what_the_cloud_bills_goes_before_the_events() -> None:
-    found = spent(sdxl(), [("a-01", 7200.0)], [submission("a-01", 100)], step=1, billed={"a-01": 9000.0})
-    assert found.attempts[0].billed
-    assert found.usd == 250.0
+def test_what_the_cloud_tells_goes_before_the_events() -> None:
+    def one(
+        tier: str, meter: Metered, catalog: Catalog | None = None
+    ) -> tuple[str, float, float | None, str]:
+        sent = [submission("a-01", 100, tier)]
+        (found,) = spent(
+            sdxl(), [("a-01", 7200.0)], sent, step=1, metered={"a-01": meter}, catalog=catalog
+        ).attempts
+        return found.hours_from, found.hours, found.usd, found.price_from
+
+    assert one("on_demand", Metered(seconds=10_000, billable_s=9000)) == ("billed", 2.5, 250.0, "launch")
+    assert one("on_demand", Metered(seconds=9000)) == ("cloud", 2.5, 250.0, "launch")
+    # Spot's discount is told as fewer billed seconds of the price on demand, which is 16 x 32 here; not twice.
+    spot = Metered(seconds=9000, billable_s=3600)
+    assert one("spot", spot, CATALOG) == ("billed", 1.0, 512.0, "today")
+    # Nobody prices it on demand: the seconds that it ran, at the price of its launch.
+    assert one("spot", spot) == ("cloud", 2.5, 250.0, "launch")
 
 
 def test_an_attempt_without_a_price_is_priced_today_or_makes_the_total_unknown() -> None:

@@ -10,16 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sagemaker_recipes import make_job, sm
 
-from isthmus.backends.sagemaker import logs, submission
+from isthmus.backends.sagemaker import logs, state, submission
 from isthmus.backends.sagemaker.aws import Clients
 from isthmus.backends.sagemaker.backend import SageMakerBackend
 from isthmus.backends.sagemaker.logs import Tail
-from isthmus.backends.spec import Discovers, Handle, Job, Rendered, Status
+from isthmus.backends.spec import Discovers, Handle, Job, Metered, Rendered, Status
 from isthmus.emulators.image import Image
 from isthmus.emulators.sagemaker.cloud import SageMakerEmulator
 from isthmus.errors import IsthmusError, PreflightRefused, StorageError, UsageError
@@ -32,6 +34,7 @@ for i in $(seq {tenths}); do [ -e {folder}/end ] && break; sleep 0.1; done
 exit {code}
 """
 Say = Callable[..., None]
+BEGUN = datetime(2026, 12, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -369,6 +372,13 @@ def test_an_interrupted_spot_job_is_restarting(
     (place / "end").touch()
     lines = list(backend.logs(handle, follow=True))
     assert sum("hello" in line.text for line in lines) == 2, "each start has a stream of its own"
+    until(lambda: backend.status(handle), lambda status: status.ended)
+    meter, told = (
+        backend.metered(handle),
+        Clients("us-east-1")("sagemaker").describe_training_job(TrainingJobName=handle.native["job_id"]),
+    )
+    assert meter is not None
+    assert (meter.seconds, meter.billable_s) == (told["TrainingTimeInSeconds"], told["BillableTimeInSeconds"])
 
 
 def test_a_job_that_never_came_to_be_is_unknown(
@@ -380,8 +390,25 @@ def test_a_job_that_never_came_to_be_is_unknown(
     handle = Handle(backend="sagemaker", run_id=job.run_id, run_uri=job.run_uri, native=native)
     assert backend.status(handle).state == "unknown"
     assert list(backend.logs(handle, follow=True)) == []
+    assert backend.status(handle).missing
+    assert backend.metered(handle) is None
     backend.stop(handle)
     assert backend.status(handle).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("described", "meter"),
+    [
+        ({}, None),
+        ({"TrainingTimeInSeconds": 600, "BillableTimeInSeconds": 180}, Metered(seconds=600, billable_s=180)),
+        ({"TrainingTimeInSeconds": 600}, Metered(seconds=600)),
+        ({"TrainingStartTime": BEGUN, "TrainingEndTime": BEGUN + timedelta(seconds=90)}, Metered(seconds=90)),
+    ],
+)
+def test_what_is_billed_is_taken_as_far_as_it_is_told(
+    described: dict[str, Any], meter: Metered | None
+) -> None:
+    assert state.metered(described) == meter
 
 
 def test_jobs_are_found_by_tag(cloud: SageMakerEmulator, backend: SageMakerBackend, script: Say) -> None:
