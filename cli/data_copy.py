@@ -33,7 +33,13 @@ def copy(
     ),
     bandwidth: str = typer.Option("", "--bandwidth", help="At most so much a second, such as 200MB/s."),
     memory: str = typer.Option("1 GiB", "--memory", help="Of all buffers together."),
-    parallel: int = typer.Option(16, "--parallel", min=1, max=512, help="Parts on the way at the same time."),
+    parallel: int | None = typer.Option(
+        None,
+        "--parallel",
+        min=1,
+        max=512,
+        help="Parts on the way at the same time; default: 16, into a folder here two a core, 4 to 16.",
+    ),
     delete: bool = typer.Option(
         False, "--delete", help="Remove what only the destination has; a dataset there may be replaced."
     ),
@@ -111,7 +117,7 @@ def _print_command(tool: str, source: str, target: str, options: Options, as_jso
         source,
         target,
         environment=os.environ,
-        parallel=options.parallel,
+        parallel=options.parts_at_once(target),
         bandwidth=options.bandwidth,
         delete=options.delete,
         manifest=_has_manifest(source),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +41,8 @@ _AT_ONCE = 16
 class Options:
     """How to copy."""
 
-    parallel: int = 16
-    """Parts on the way at the same time."""
+    parallel: int | None = None
+    """Parts on the way at the same time; None: see `parts_at_once`."""
     memory: int = 1 << 30
     """Bytes of all buffers together; fewer parts are on the way when they would need more."""
     bandwidth: float | None = None
@@ -56,6 +57,12 @@ class Options:
     budget_s: float = 300.0
     """How long a request that fails is tried again."""
     stall_s: float = 60.0
+
+    def parts_at_once(self, target: str) -> int:
+        """`parallel`, or what is fast: into a folder here the cores are soon the limit, and more threads only wait for them."""
+        if self.parallel is not None:
+            return self.parallel
+        return min(max(2 * (os.cpu_count() or 1), 4), _AT_ONCE) if filesystems.is_local(target) else _AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +194,7 @@ class Copy:
             self.source,
             self.target,
             self.journal,
-            parallel=max(min(options.parallel, options.memory // plan.buffer_bytes), 1),
+            parallel=max(min(options.parts_at_once(self.target.uri), options.memory // plan.buffer_bytes), 1),
             part_bytes=plan.part_bytes,
             by_service=options.by_service,
             read_back=options.checksum,
