@@ -22,6 +22,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "flux": {**_TRANSFORMER, "num_layers": 1, "num_single_layers": 2, "axes_dims_rope": [4, 6, 6]},
 }  # fmt: skip
 """What is changed of a transformer; what it is fed with (latent channels, text widths, patches) stays."""
+_MIXER = {"width": _WIDTH, "head_width": _HEAD, "mlp_ratio": 2.0}
 _WIDTHS = (16, 32, 32, 32, 32, 32, 32, 32)
 """Channels of a UNet's blocks."""
 
@@ -50,6 +51,8 @@ def small_model(recipe: Recipe, cells: int) -> dict[str, Any] | None:
     if full.get("sample_size"):
         small["sample_size"] = cells
     section: dict[str, Any] = {"family": model.family, "config": small}
+    if model.patch_mixer is not None:
+        section["patch_mixer"] = {"layers": min(2, model.patch_mixer.layers), **_MIXER}
     if "guidance_embedding" in model.model_fields_set:
         section["guidance_embedding"] = model.guidance_embedding
     return section

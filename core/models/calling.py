@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from isthmus.core.models.conditioning import Condition
 from isthmus.core.models.profiles import PACKED
-from isthmus.core.models.tokens import dropped, scatter
+from isthmus.core.models.tokens import Mix, dropped, scatter
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -28,12 +28,20 @@ def _unet(model: nn.Module, noisy: Tensor, timestep: Tensor, given: Condition, k
     return output
 
 
+def _mixing(model: nn.Module, timestep: Tensor, given: Condition, grid: tuple[int, int]) -> Mix | None:
+    """What image tokens pass before the blocks, where the model has a patch mixer."""
+    mixer: Any = getattr(plain(model), "patch_mixer", None)
+    if mixer is None:
+        return None
+    return lambda tokens, keep: mixer(tokens, timestep, given, keep, grid)
+
+
 def _dit(model: nn.Module, noisy: Tensor, timestep: Tensor, given: Condition, keep: Tensor | None) -> Tensor:
     added: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
     if given.size_crop is not None:
         target = given.size_crop[:, 4:]
         added = {"resolution": target, "aspect_ratio": (target[:, :1] / target[:, 1:])}
-    with dropped(plain(model), keep):
+    with dropped(plain(model), keep, _mixing(model, timestep, given, (0, 0))):
         output: Tensor = model(
             noisy,
             encoder_hidden_states=given.tokens,
@@ -48,7 +56,7 @@ def _dit(model: nn.Module, noisy: Tensor, timestep: Tensor, given: Condition, ke
 def _mmdit(
     model: nn.Module, noisy: Tensor, timestep: Tensor, given: Condition, keep: Tensor | None
 ) -> Tensor:
-    with dropped(plain(model), keep):
+    with dropped(plain(model), keep, _mixing(model, timestep, given, (0, 0))):
         output: Tensor = model(
             hidden_states=noisy,
             encoder_hidden_states=given.tokens,
@@ -77,13 +85,16 @@ def _flux(model: nn.Module, noisy: Tensor, timestep: Tensor, given: Condition, k
     inner: Any = plain(model)
     rows, columns = noisy.shape[-2] // PACKED, noisy.shape[-1] // PACKED
     tokens, places = pack(noisy), image_ids(rows, columns, noisy.device)
+    mix = _mixing(model, timestep, given, (rows, columns))
     if keep is not None:
         # Its rotary positions are one table for the batch, so that all samples drop the same tokens.
-        tokens, places = tokens[:, keep[0]], places[keep[0]]
+        places = places[keep[0]]
+        if mix is None:
+            tokens = tokens[:, keep[0]]
     guidance = None
     if inner.config.guidance_embeds:
         guidance = torch.full_like(timestep, float(getattr(inner, "told_guidance", 1.0)))
-    with _exact_time(inner, timestep, guidance):
+    with _exact_time(inner, timestep, guidance), _mixed(inner.x_embedder, keep, mix):
         output: Tensor = model(
             hidden_states=tokens,
             encoder_hidden_states=given.tokens,
@@ -128,6 +139,19 @@ def image_ids(rows: int, columns: int, device: torch.device) -> Tensor:
     ids[..., 1] += torch.arange(rows, device=device)[:, None]
     ids[..., 2] += torch.arange(columns, device=device)[None, :]
     return ids.reshape(-1, 3)
+
+
+@contextmanager
+def _mixed(embed: nn.Module, keep: Tensor | None, mix: Mix | None) -> Iterator[None]:
+    """While within, what Flux embeds passes the mixer, and only what is kept goes on."""
+    if mix is None:
+        yield
+        return
+    handle = embed.register_forward_hook(lambda _, args, tokens: mix(tokens, keep))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

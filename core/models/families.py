@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from isthmus.core.models.calling import CALLS
 from isthmus.core.models.conditioning import Condition
 from isthmus.core.models.denoisers import OWN_BLOCKS, build_own, own_config, own_prediction
+from isthmus.core.models.patch_mixer import PatchMixerBlock, add_patch_mixer
 from isthmus.core.models.presets import CLASSES, model_config
 from isthmus.core.recipe.schema import Model
 from isthmus.errors import UsageError
@@ -44,6 +45,11 @@ def build_denoiser(model: Model, seed: int) -> nn.Module:
     if model.family not in CLASSES:
         return build_own(model.family, config, seed)
     denoiser = build_from_config(class_name, config, seed)
+    if model.patch_mixer is not None:
+        # Behind the model, whose weights are the same with and without it.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            add_patch_mixer(denoiser, model.family, model.patch_mixer)
     if model.family == "flux":
         denoiser.told_guidance = model.guidance_embedding  # type: ignore[assignment]
     return denoiser
@@ -80,6 +86,9 @@ def resolved_config(denoiser: nn.Module) -> dict[str, Any]:
     if "use_additional_conditions" in resolved:
         # PixArt decides by the sample size when it is not told.
         resolved["use_additional_conditions"] = denoiser.use_additional_conditions
+    mixer: Any = getattr(denoiser, "patch_mixer", None)
+    if mixer is not None:
+        resolved["patch_mixer"] = mixer.settings.model_dump()
     return resolved
 
 
@@ -93,7 +102,9 @@ def block_classes(module: nn.Module) -> set[type[nn.Module]]:
         return set(own)
     names = WRAP.get(type(module).__name__)
     if names is not None:
-        return {type(part) for part in module.modules() if type(part).__name__ in names}
+        found = {type(part) for part in module.modules() if type(part).__name__ in names}
+        mixed = any(isinstance(part, PatchMixerBlock) for part in module.modules())
+        return found | ({PatchMixerBlock} if mixed else set())
     repeated: Counter[type[nn.Module]] = Counter()
     for part in module.modules():
         if isinstance(part, nn.ModuleList) and len(part) > 1 and len({type(item) for item in part}) == 1:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from isthmus.core.models.mixer_figures import mixer_figures
 from isthmus.core.models.profiles import Profile, arguments, profile
 from isthmus.core.recipe.schema import Recipe
 
@@ -232,8 +233,23 @@ def _images(recipe: Recipe, known: Profile, stage: int) -> tuple[Images, bool]:
     if chosen.token_mask_ratio:
         # With fused attention the bytes of a block are linear in its tokens.
         kept = 1 - chosen.token_mask_ratio
-        found = Images(plain=int(found.plain * kept), recomputed=int(found.recomputed * kept))
+        all_of = _mixer(recipe, known, resolution)
+        found = Images(
+            plain=int((found.plain - all_of.plain) * kept) + all_of.plain,
+            recomputed=int((found.recomputed - all_of.recomputed) * kept) + all_of.recomputed,
+        )
     return found, estimated
+
+
+def _mixer(recipe: Recipe, known: Profile, resolution: float) -> Images:
+    """The patch mixer's part of an image's bytes: it sees all tokens."""
+    if recipe.model.patch_mixer is None:
+        return Images(plain=0, recomputed=0)
+    config = {**arguments(known.class_name), **known.config}
+    tokens = int((resolution / (known.factor * known.patch_size)) ** 2)
+    found = mixer_figures(recipe.model, config, tokens, known.text_tokens)
+    wide = 2 if recipe.parallel.precision == "fp32" else 1
+    return Images(plain=wide * found.activation_bytes, recomputed=wide * found.checkpointed_activation_bytes)
 
 
 def _between(figures: Mapping[int, int], resolution: float) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ def profile(model: Model) -> Profile | None:
     wanted = {**arguments(class_name), **config}
     for found in stored()["profiles"].values():
         if found["class_name"] == class_name and {**arguments(class_name), **found["config"]} == wanted:
-            return _profile(found)
+            return _with_mixer(_profile(found), model)
     return None
 
 
@@ -90,7 +90,7 @@ def measured_profile(
     if config_comes_with_weights(model):
         message = "the configuration comes with the weights, so the figures are unknown before the run"
         raise UsageError(message, where="model.init_from", hint="name model.preset or model.config, too")
-    known = profile(model)
+    known = profile(model)  # with its mixer
     if known and known.factor == factor and set(resolutions) <= set(known.train_flops):
         return known
     import subprocess
@@ -112,7 +112,39 @@ def measured_profile(
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise UsageError(f"cannot be profiled: {last[0]}", where=f"model.config of {model_config(model)[0]}")
-    return _profile(json.loads(done.stdout))
+    return _with_mixer(_profile(json.loads(done.stdout)), model)
+
+
+def _with_mixer(found: Profile, model: Model) -> Profile:
+    """The figures of a model with its patch mixer, which are arithmetic."""
+    if model.patch_mixer is None:
+        return found
+    from isthmus.core.models.mixer_figures import mixer_figures
+
+    class_name, config = model_config(model)
+    full = {**arguments(class_name), **config}
+
+    def added(figures: dict[int, int], field: str) -> dict[int, int]:
+        return {
+            pixels: value
+            + getattr(mixer_figures(model, full, _tokens(found, pixels), found.text_tokens), field)
+            for pixels, value in figures.items()
+        }
+
+    return replace(
+        found,
+        parameters=found.parameters + mixer_figures(model, full, 0, 0).parameters,
+        forward_flops=added(found.forward_flops, "forward_flops"),
+        train_flops=added(found.train_flops, "train_flops"),
+        activation_bytes=added(found.activation_bytes, "activation_bytes"),
+        checkpointed_activation_bytes=added(
+            found.checkpointed_activation_bytes, "checkpointed_activation_bytes"
+        ),
+    )
+
+
+def _tokens(found: Profile, pixels: int) -> int:
+    return (pixels // (found.factor * found.patch_size)) ** 2
 
 
 PACKED = 2

@@ -1,14 +1,14 @@
 """Image tokens of a transformer: leaving some out, and where the positions of all of them come from.
 
-Leaving out (Sehwag et al. 2024, "MicroDiT", section 3.1, without their patch mixer: naive masking): tokens are dropped
-after the patch embedding, which has told each its position, and before the first block; what the blocks do costs
-less, and the loss is taken over the tokens that were kept. PixArt, SD3 and Flux can do it. Sana cannot: a convolution
-in each of its blocks needs the whole grid.
+Leaving out (Sehwag et al. 2024, "MicroDiT", section 3.1): tokens are dropped after the patch embedding, which has told
+each its position, and before the first block; what the blocks do costs less, and the loss is taken over the tokens
+that were kept. With `model.patch_mixer` they are dropped behind it (deferred masking), without at once (naive masking).
+PixArt, SD3 and Flux can do it. Sana cannot: a convolution in each of its blocks needs the whole grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,20 @@ def scatter(kept: Tensor, keep: Tensor, count: int) -> Tensor:
     return whole.scatter(1, keep[:, :, None].expand(-1, -1, kept.shape[2]), kept)
 
 
+Mix = Callable[[Tensor, Tensor | None], Tensor]
+"""All tokens [b, n, D], and which of them to keep (int64 [b, k] or None) -> those, having seen the others."""
+
+
 @contextmanager
-def dropped(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
-    """While within, blocks see only the tokens at `keep` (int64 [b, k]); the output has zeros for the others."""
-    if keep is None:
+def dropped(model: nn.Module, keep: Tensor | None, mix: Mix | None = None) -> Iterator[None]:
+    """While within, blocks see only the tokens at `keep` (int64 [b, k]); the output has zeros for the others.
+
+    Args:
+        model: of PixArt or SD3.
+        keep: None: all.
+        mix: what all tokens pass before.
+    """
+    if keep is None and mix is None:
         yield
         return
     embed, head = model.get_submodule("pos_embed"), model.get_submodule("proj_out")
@@ -39,10 +49,12 @@ def dropped(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
     def leave_out(_: nn.Module, args: Any, tokens: Tensor) -> Tensor:
         nonlocal count
         count = tokens.shape[1]
-        return gather(tokens, keep)
+        if mix is not None:
+            return mix(tokens, keep)
+        return tokens if keep is None else gather(tokens, keep)
 
     def fill_in(_: nn.Module, args: Any, tokens: Tensor) -> Tensor:
-        return scatter(tokens, keep, count)
+        return tokens if keep is None else scatter(tokens, keep, count)
 
     handles = [embed.register_forward_hook(leave_out), head.register_forward_hook(fill_in)]
     try:

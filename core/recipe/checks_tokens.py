@@ -1,4 +1,4 @@
-"""Stage fields about a transformer's image tokens: where their positions lie, and how many are left out."""
+"""Fields about a transformer's image tokens: where their positions lie, how many are left out, what they pass before."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NO_MASK = {
 
 
 def check_tokens(recipe: Recipe) -> list[Problem]:
-    """Refuses `pos_embed_interpolation` and `token_mask_ratio` where the family cannot do it, with the reason."""
+    """Refuses `pos_embed_interpolation`, `token_mask_ratio` and `patch_mixer` where the family cannot do it, with the reason."""
     family = recipe.model.family
-    problems = []
+    problems = _mixer(recipe)
     for index, stage in enumerate(recipe.stages):
         path: Path = ("stages", index)
         if stage.pos_embed_interpolation is not None and not _scalable(recipe):
@@ -41,6 +41,23 @@ def check_tokens(recipe: Recipe) -> list[Problem]:
         elif stage.token_mask_ratio == 1:
             message = "1 leaves no token to train on"
             problems.append(Problem((*path, "token_mask_ratio"), message, "such as 0.5 or 0.75"))
+    return problems
+
+
+def _mixer(recipe: Recipe) -> list[Problem]:
+    family, mixer, path = recipe.model.family, recipe.model.patch_mixer, ("model", "patch_mixer")
+    if mixer is None:
+        return []
+    if family not in MASKABLE:
+        message = _NO_MASK.get(family, "is of isthmus's families; a team's own has one by itself")
+        return [Problem(path, message, "leave it out")]
+    problems = []
+    if mixer.width % mixer.head_width:
+        message = f"{mixer.head_width} does not divide width {mixer.width}"
+        problems.append(Problem((*path, "head_width"), message, "such as 64"))
+    if family == "flux" and mixer.width % 4:
+        message = f"{mixer.width} is not a multiple of 4, the sinusoids of a row and of a column"
+        problems.append(Problem((*path, "width"), message, "such as 768"))
     return problems
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from isthmus.core.recipe.alive import LossSpike, NamedTracker, Watchdog
+from isthmus.core.recipe.patch_mixer import PatchMixer
 from isthmus.core.recipe.pictures import Pictures
 from isthmus.core.recipe.stages import EMA, Objective, Optimizer, Positive, Section, Stage
 from isthmus.core.recipe.units import Duration, Every, Interval, Repeat, Size
@@ -55,6 +56,8 @@ class Model(Section):
     """Arguments of the diffusers class; over the preset's where there is one. Of a team's own family: what its `build` is given."""
     init_from: RunPlace | None = None
     """A diffusers checkpoint (safetensors) whose weights a new run starts from: a folder or URI of a pipeline or of its denoiser, or one for each backend. Without `preset` and `config` it also gives the configuration."""
+    patch_mixer: PatchMixer | None = None
+    """A small transformer that all image tokens pass before a stage's `token_mask_ratio` leaves some out, and in sampling (MicroDiT); of dit, mmdit and flux. It is part of the model: diffusers' class and pipeline do not know it."""
     guidance_embedding: Annotated[float, Field(ge=0)] = 1.0
     """The guidance scale that a flux with `guidance_embeds` is told, in training and sampling; 1 is none."""
 

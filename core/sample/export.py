@@ -2,7 +2,7 @@
 
 Always written: the denoiser (``unet/`` or ``transformer/``, safetensors) and ``scheduler/``. Where diffusers has a
 pipeline that does what the run trained (:mod:`isthmus.core.sample.pipelines`), the whole pipeline, for
-``DiffusionPipeline.from_pretrained``; of a team's own family, weights, configuration and code.
+``DiffusionPipeline.from_pretrained``; of a team's own family, or with a patch mixer, weights, configuration and code.
 
 Whether it does is not assumed: the pipeline's own text embedding is compared with the one that was trained on.
 """
@@ -107,7 +107,12 @@ def _write(run: SampleableRun, folder: Path) -> dict[str, Any]:
         )
     scheduler = _scheduler(run)
     if run.recipe.model.family not in CLASSES:
-        return _write_own(run, folder, scheduler)
+        what = "is a team's own family, which diffusers has no class for; code.zip has it"
+        return _write_own(run, folder, scheduler, f"{run.recipe.model.family} {what}")
+    if run.recipe.model.patch_mixer is not None:
+        # Their class would leave the mixer's weights out with a warning, and draw noise.
+        what = "has a patch mixer, which diffusers' classes do not know; `model.init_from` takes the folder denoiser/"
+        return _write_own(run, folder, scheduler, f"the model {what}")
     subfolder = "unet" if run.recipe.model.family == "unet" else "transformer"
     plan = plan_pipeline(run)
     pipeline, note = None, plan if isinstance(plan, str) else plan.note
@@ -134,8 +139,8 @@ def _write(run: SampleableRun, folder: Path) -> dict[str, Any]:
     }
 
 
-def _write_own(run: SampleableRun, folder: Path, scheduler: Any) -> dict[str, Any]:
-    """A team's own denoiser, which diffusers has no class for: weights, configuration, and the code that loads them."""
+def _write_own(run: SampleableRun, folder: Path, scheduler: Any, note: str) -> dict[str, Any]:
+    """A denoiser that diffusers has no class for: weights, configuration, and a team's own code that loads them."""
     from safetensors.torch import save_file
 
     place = folder / "denoiser"
@@ -154,7 +159,7 @@ def _write_own(run: SampleableRun, folder: Path, scheduler: Any) -> dict[str, An
         "denoiser": "denoiser",
         "denoiser_class": type(run.denoiser).__name__,
         "scheduler_class": type(scheduler).__name__,
-        "note": f"{run.recipe.model.family} is a team's own family, which diffusers has no class for; code.zip has it",
+        "note": note,
     }
 
 

@@ -167,6 +167,8 @@ def _config(folder: str, recipe: Recipe) -> dict[str, Any] | None:
         raise UsageError("no config.json", where=folder, hint="a folder or URI of a diffusers checkpoint")
     if class_name is None:
         return None
+    if config.get("family") == recipe.model.family and isinstance(config.get("config"), dict):
+        return {**config["config"], "_class_name": class_name}  # our own export of a model with a patch mixer
     if config.get("_class_name") != class_name:
         raise UsageError(
             f"holds a {config.get('_class_name')}, model.family {recipe.model.family} is a {class_name}",
@@ -187,6 +189,8 @@ def _same_config(recipe: Recipe, folder: str, theirs: dict[str, Any], own: dict[
         for name in known
         if name not in _NO_WEIGHTS and _plain(complete[name]) != _plain(own.get(name))
     ]
+    if theirs.get("patch_mixer") != own.get("patch_mixer"):
+        apart.append(f"patch_mixer {theirs.get('patch_mixer')} there, {own.get('patch_mixer')} here")
     if apart:
         raise UsageError(
             f"is of another configuration: {'; '.join(apart)}",

@@ -121,12 +121,15 @@ def test_each_field_acts_in_its_own_stage_alone(latents: dict[str, str], tmp_pat
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("mixer", [None, {"layers": 2, "width": 16, "head_width": 8}], ids=["naive", "mixed"])
 @pytest.mark.parametrize("family", ["dit", "flux"])
 def test_masked_training_is_the_same_on_two_processes(
-    latents: dict[str, str], tmp_path: Path, family: str
+    latents: dict[str, str], tmp_path: Path, family: str, mixer: dict[str, int] | None
 ) -> None:
     """Slow: two processes."""
     changes = {
+        "model__patch_mixer": mixer,
+        "parallel__activation_checkpointing": mixer is not None,
         "stages__0__token_mask_ratio": 0.5,
         "stages__0__resolution": 32,
         "stages__0__micro_batch_size": 2,
@@ -136,3 +139,31 @@ def test_masked_training_is_the_same_on_two_processes(
     for one, other in zip(trained(recipe, tmp_path / "run"), single, strict=True):
         for figure in ("loss", "grad_norm"):
             assert one[figure] == pytest.approx(other[figure], rel=2e-5)
+
+
+@pytest.mark.slow
+def test_a_patch_mixer_goes_on_on_another_world_size_and_under_another_strategy(
+    latents: dict[str, str], tmp_path: Path
+) -> None:
+    """Slow: two processes, then one. Masked at first, then with all tokens, as MicroDiT is trained."""
+    stages = [stage_of(0.75, 3), stage_of(0.0, 3)]
+    mixer = {"layers": 2, "width": 16, "head_width": 8}
+    changes = {"stages": stages, "model__patch_mixer": mixer}
+    whole = alone(tmp_path, latents["dit"], "whole", **changes)
+    file = write_recipe(tmp_path, recipe_data(latents["dit"], **changes))
+    trained(file, tmp_path / "run")
+    RunDirectory(tmp_path / "run").remove_checkpoint(6)
+    RunDirectory(tmp_path / "run").remove_checkpoint(4)
+    alone(tmp_path, latents["dit"], "run", **changes)
+    found = rows(tmp_path / "run")
+    assert [row["attempt"] for row in found] == [1, 1, 2, 2, 2, 2]
+    for one, other in zip(found, rows(whole), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-5)
+
+
+def stage_of(ratio: float, steps: int) -> dict[str, Any]:
+    """A stage of 32 px that leaves out a share of the tokens."""
+    return {
+        "name": f"masked-{ratio}", "resolution": 32, "steps": steps, "global_batch_size": 8, "micro_batch_size": 4,
+        "learning_rate": 1e-2, "token_mask_ratio": ratio,
+    }  # fmt: skip

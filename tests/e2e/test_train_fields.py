@@ -36,10 +36,15 @@ TWO = {"stages": [
 GRID = {"validation": {"prompts": PROMPTS, "every": 2, "sampling_steps": 3}}
 LOSS = {"validation": {"loss_by_timestep": True, "every": 2, "samples": 8, "timestep_bins": 2}}
 
+MIXER = {"layers": 1, "width": 16, "head_width": 8}
+
 
 CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
     ("seed", 4, {}, ["losses"]),
     ("model__config__num_layers", 3, {}, ["losses"]),
+    ("model__patch_mixer", MIXER, {}, ["losses"]),
+    ("model__patch_mixer", MIXER, {"stages__0__token_mask_ratio": 0.5}, ["losses"]),
+    ("model__patch_mixer__mlp_ratio", 32.0, {"model__patch_mixer": MIXER}, ["losses"]),
     ("objective__prediction_type", "v_prediction", {}, ["losses"]),
     ("objective__noise_schedule", "linear", EPSILON, ["losses"]),
     ("objective__timestep_sampling", "mode", {}, ["losses"]),

@@ -179,6 +179,29 @@ def test_another_size_is_no_other_model(latents: dict[str, str], tmp_path: Path,
     assert train(given, RunDirectory(tmp_path / "run"), cpu=True) == "finished"
 
 
+def test_a_model_with_a_patch_mixer_is_exported_for_ourselves(
+    latents: dict[str, str], tmp_path: Path
+) -> None:
+    """diffusers' class would leave the mixer out and say nothing that anybody reads."""
+    mixer = {"layers": 1, "width": 16, "head_width": 8}
+    given = recipe(latents["dit"], model__patch_mixer=mixer)
+    run = RunDirectory(tmp_path / "run")
+    assert train(given, run, cpu=True) == "finished"
+    written = export(run.uri, str(tmp_path / "out"))
+    assert written.pipeline is None
+    assert "patch mixer" in (written.note or "")
+    place = str(tmp_path / "out" / "denoiser")
+    averaged = load_run(run.uri, device="cpu").denoiser.state_dict()
+    assert any(name.startswith("patch_mixer.blocks.0") for name in averaged)
+    start = recipe(latents["dit"], model__patch_mixer=mixer, model__init_from=place)
+    setup = set_up(start, RunDirectory(tmp_path / "next"), cpu=True)
+    assert all(torch.equal(value, averaged[name]) for name, value in weights_of(setup).items())
+    for number, other in enumerate((None, mixer | {"layers": 2})):
+        apart = recipe(latents["dit"], model__patch_mixer=other, model__init_from=place)
+        with pytest.raises(UsageError, match="another configuration: patch_mixer"):
+            set_up(apart, RunDirectory(tmp_path / f"refused-{number}"), cpu=True)
+
+
 @pytest.mark.long
 def test_every_rank_starts_from_what_rank_0_read(
     latents: dict[str, str], tmp_path: Path, exported: Path

@@ -68,7 +68,7 @@ def test_killed_in_each_phase(latents: dict[str, str], tmp_path: Path) -> None:
     committed = 0
     for phase in ("writing", "before-commit", "pruning"):
         folder = tmp_path / phase
-        trace = {"ISTHMUS_TRACE_PHASES": str(folder), "ISTHMUS_HOLD_PHASES": f"{phase}=0.7"}
+        trace = {"ISTHMUS_TRACE_PHASES": str(folder), "ISTHMUS_HOLD_PHASES": f"{phase}=2.5"}
         with training(file, run, **trace) as process:
             found = wait_for_phase(process, folder, phase, step=committed + 2 * dice.randint(1, 2))
             rank_process(process, dice.randint(0, 1)).kill()

@@ -29,7 +29,13 @@ class Wall(NamedTuple):
     """Distributions' top modules."""
 
 
-CHECKS = {"core.recipe", "core.models.presets", "core.models.profiles", "core.models.memory"}
+CHECKS = {
+    "core.recipe",
+    "core.models.presets",
+    "core.models.profiles",
+    "core.models.mixer_figures",
+    "core.models.memory",
+}
 # The longest name that fits a module counts.
 WALLS = {
     "isthmus": Wall(set(), set()),
@@ -40,6 +46,7 @@ WALLS = {
     "core.models.presets": Wall(CHECKS, {"pydantic", "ruamel"}),
     "core.models.profiles": Wall(CHECKS, {"pydantic", "ruamel"}),
     "core.models.memory": Wall(CHECKS, set()),
+    "core.models.mixer_figures": Wall(CHECKS, set()),
     "core.train": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"rich", "tqdm"}),
     # Accelerate's trackers open these; what it cannot hand over is told to them directly.
     "core.train.tracker_sinks": Wall({"core", "storage"}, ARRAYS | TORCH | PICTURES | {"mlflow", "wandb"}),
