@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from isthmus.storage.shards import VerifyReport
 
 _AS_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_FONTS = typer.Option([], "--font", metavar="FILE", help="Asked for characters first. May be repeated.")
 _ROOTS = typer.Argument(help="A dataset's folder or URI; its roots, when its shards are spread over several.")
 
 
@@ -88,14 +89,56 @@ def _count(report: VerifyReport) -> str:
     return f"{len(report.problems)} problem{'' if len(report.problems) == 1 else 's'}"
 
 
-def stats(roots: list[str] = _ROOTS, as_json: bool = _AS_JSON) -> None:
-    """Say what a dataset holds: samples, buckets, resolutions, encoders, sizes.
+def stats(
+    roots: list[str] = _ROOTS,
+    sheet: str = typer.Option(
+        "",
+        "--sheet",
+        metavar="FILE.png",
+        help="Decode some latents and write the pictures with their captions.",
+    ),
+    pictures: int | None = typer.Option(None, "--pictures", min=1, max=400, help="On the sheet; default 24."),
+    resolution: int | None = typer.Option(None, "--resolution", help="Of the sheet; default: the largest."),
+    recipe: str = typer.Option(
+        "", "--recipe", help="Whose autoencoder decodes; of patch_pca it is beside the data."
+    ),
+    autoencoder: str = typer.Option(
+        "", "--autoencoder", help="A folder, URI or hub name; instead of a recipe."
+    ),
+    device: str = typer.Option(
+        "", "--device", help="Where it decodes: cpu, cuda; default: a GPU if there is one."
+    ),
+    seed: int | None = typer.Option(None, "--seed", min=0, help="Another one shows other rows; default 0."),
+    fonts: list[str] = _FONTS,
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Say what a dataset holds: samples, buckets, resolutions, encoders, sizes; and show some of it.
 
-    Example: isthmus data stats ./data
+    Example: isthmus data stats ./data --sheet sheet.png
     """
+    from isthmus.errors import UsageError
     from isthmus.storage.shards.verify import stats as collect
 
+    told = {
+        "--pictures": pictures, "--resolution": resolution, "--recipe": recipe, "--autoencoder": autoencoder,
+        "--device": device, "--seed": seed, "--font": fonts,
+    }  # fmt: skip
+    if not sheet and (lost := [name for name, value in told.items() if value not in (None, "", [])]):
+        raise UsageError(f"{lost[0]} is of a sheet", hint="add --sheet FILE.png")
     found = collect(roots)
+    if sheet:
+        from isthmus.cli.data_looking import autoencoder_source, write_sheet
+
+        found["sheet"] = write_sheet(
+            roots,
+            sheet,
+            rows=pictures or 24,
+            resolution=resolution,
+            source=autoencoder_source(recipe, autoencoder),
+            device=device or "auto",
+            seed=seed or 0,
+            fonts=fonts,
+        )
     emit(found, as_json=as_json, text=lambda: _describe(found))
 
 
@@ -127,4 +170,7 @@ def _describe(found: dict[str, Any]) -> str:
         f"autoencoder  {autoencoder['kind']}, {autoencoder['latent_channels']} channels, "
         f"factor {autoencoder['factor']}"
     )
+    if "sheet" in found:
+        shown = found["sheet"]
+        lines.append(f"sheet        {shown['rows']} pictures at {shown['resolution']} px in {shown['file']}")
     return "\n".join(lines)
