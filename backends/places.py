@@ -7,6 +7,7 @@ from typing import Any
 
 from isthmus.core.recipe import Recipe, parse_recipe
 from isthmus.core.recipe.dump import recipe_data
+from isthmus.core.recipe.hub import is_hub
 from isthmus.storage import filesystems
 
 
@@ -26,7 +27,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "data": recipe.data.model_copy(update={"sources": sources(recipe.data.sources)}),
         "run_directory": absolute(recipe.run_directory),
     }
-    if isinstance(recipe.model.init_from, str):
+    if isinstance(recipe.model.init_from, str) and not is_hub(recipe.model.init_from):
         update["model"] = recipe.model.model_copy(update={"init_from": absolute(recipe.model.init_from)})
     if recipe.validation.sources:
         held_out = sources(recipe.validation.sources)

@@ -16,6 +16,7 @@ from isthmus.backends.rules import Rule
 from isthmus.backends.spec import Finding, Job
 from isthmus.core.recipe.dump import recipe_hash
 from isthmus.core.recipe.schema import Recipe
+from isthmus.core.recipe.hub import is_hub
 from isthmus.errors import (
     DatasetMismatch,
     DatasetNotFound,
@@ -139,6 +140,8 @@ def check_init_from(recipe: Recipe) -> None:
     """The folder that a run's first weights come from is there; what is in it, the trainer looks at."""
     place = recipe.model.init_from
     if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
+    if place is None or (isinstance(place, str) and is_hub(place)):
+        return
         raise UsageError(
             "no such folder",
             where=f"model.init_from {place}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.backends.azure.places import blob_of
+from isthmus.core.recipe.hub import is_hub
 from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.errors import UsageError
 
@@ -73,7 +74,7 @@ def data_inputs(recipe: Recipe, default_account: str | None) -> DataInputs:
         held_out = sources("val", recipe.validation.sources, "validation")
         changed["validation"] = recipe.validation.model_copy(update={"sources": held_out})
     weights = recipe.model.init_from
-    if isinstance(weights, str) and "://" in weights:
+    if isinstance(weights, str) and "://" in weights and not is_hub(weights):
         inputs["init"] = uri_folder(mountable(weights, default_account, "model.init_from"), mode)
         changed["model"] = recipe.model.model_copy(update={"init_from": "place:init"})
     return DataInputs(recipe.model_copy(update=changed), inputs)

@@ -15,6 +15,7 @@ from isthmus.backends.azure.settings import AzureSettings
 from isthmus.backends.azure.target import DAY, LONGEST, Target, settings_of, target_of
 from isthmus.backends.azure.variables import mount_cache
 from isthmus.backends.spec import Finding, Job
+from isthmus.core.recipe.hub import is_hub
 from isthmus.errors import UsageError
 
 _PER_NODE = {
@@ -163,7 +164,7 @@ def _places(job: Job, settings: AzureSettings, target: Target) -> Iterator[Findi
         for uri in ([source.uri] if isinstance(source.uri, str) else list(source.uri))
     ]
     weights = recipe.model.init_from
-    if isinstance(weights, str):
+    if isinstance(weights, str) and not is_hub(weights):
         places.append(("model.init_from", weights))
     for where, uri in places:
         yield from _data_place(where, uri, recipe.data.access, settings)

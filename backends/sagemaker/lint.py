@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isthmus.backends.sagemaker import channels, lint_settings, rules, shapes, skus
 from isthmus.backends.sagemaker.render import choose, recipe_in_job, render, settings_of
 from isthmus.backends.spec import Finding, Job
+from isthmus.core.recipe.hub import is_hub
 from isthmus.core.recipe.schema import Recipe
 from isthmus.errors import NotInstalled
 
@@ -98,14 +98,9 @@ def places(recipe: Recipe) -> list[tuple[str, str]]:
         for index, source in enumerate(sources):
             uris = [source.uri] if isinstance(source.uri, str) else list(source.uri)
             found += [(f"{section}.sources.{index}.uri", uri) for uri in uris]
-    if isinstance(recipe.model.init_from, str) and not _is_hub(recipe.model.init_from):
+    if isinstance(recipe.model.init_from, str) and not is_hub(recipe.model.init_from):
         found.append(("model.init_from", recipe.model.init_from))
     return found
-
-
-def _is_hub(source: str) -> bool:
-    """`owner/name`, and no path or URI."""
-    return re.fullmatch(r"[\w-]+(/[\w.-]+)+", source) is not None
 
 
 def _places(job: Job) -> Iterator[Finding]:
@@ -166,7 +161,7 @@ def _isolation(job: Job, inside: Recipe) -> Iterator[Finding]:
         yield rules.ISOLATION.found(
             f"network_isolation with compute.nodes {recipe.compute.nodes}: its run directory is a mirror, for one node"
         )
-    if isinstance(recipe.model.init_from, str) and _is_hub(recipe.model.init_from):
+    if isinstance(recipe.model.init_from, str) and is_hub(recipe.model.init_from):
         yield rules.ISOLATION.found(
             f"network_isolation, and model.init_from {recipe.model.init_from} is on a hub",
             "copy the checkpoint to S3 and name it",

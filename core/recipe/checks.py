@@ -12,6 +12,7 @@ from isthmus.core.recipe.checks_model import check_model
 from isthmus.core.recipe.checks_objective import check_objectives
 from isthmus.core.recipe.checks_places import check_places
 from isthmus.core.recipe.checks_tokens import check_tokens
+from isthmus.core.recipe.hub import check_hub
 from isthmus.core.recipe.problems import Problem, closest
 from isthmus.core.recipe.schema import Recipe
 
@@ -26,6 +27,7 @@ def check(recipe: Recipe) -> list[Problem]:
         *check_objectives(recipe),
         *check_places(recipe),
         *_stages(recipe),
+        *check_hub(recipe),
         *_parallel(recipe),
         *_validation(recipe),
         *_monitor(recipe),

@@ -55,7 +55,7 @@ class Model(Section):
     config: dict[str, Any] = {}  # noqa: RUF012
     """Arguments of the diffusers class; over the preset's where there is one. Of a team's own family: what its `build` is given."""
     init_from: RunPlace | None = None
-    """A diffusers checkpoint (safetensors) whose weights a new run starts from: a folder or URI of a pipeline or of its denoiser, or one for each backend. Without `preset` and `config` it also gives the configuration."""
+    """A diffusers checkpoint (safetensors) whose weights a new run starts from: a folder or URI of a pipeline or of its denoiser, `hf://OWNER/NAME@COMMIT` of the hub, or one for each backend. Without `preset` and `config` it also gives the configuration."""
     patch_mixer: PatchMixer | None = None
     """A small transformer that all image tokens pass before a stage's `token_mask_ratio` leaves some out, and in sampling (MicroDiT); of dit, mmdit and flux. It is part of the model: diffusers' class and pipeline do not know it."""
     guidance_embedding: Annotated[float, Field(ge=0)] = 1.0

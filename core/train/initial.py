@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from isthmus.core.encode.pretrained import locate
 from isthmus.core.models.families import resolved_config
+from isthmus.core.models.hub import fetch
 from isthmus.core.models.presets import CLASSES, config_comes_with_weights
 from isthmus.core.models.profiles import arguments
 from isthmus.core.recipe.checks_model import check_model
 from isthmus.core.recipe.checks_tokens import check_tokens
+from isthmus.core.recipe.hub import FORM, is_hub
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.train.agreement import on_rank_0, rank, world_size
 from isthmus.errors import RecipeError, StorageError, UsageError
@@ -146,15 +148,18 @@ def _denoiser_folder(recipe: Recipe) -> str:
     place = recipe.model.init_from
     if not isinstance(place, str):
         raise UsageError("the recipe is not resolved for a backend", where="model.init_from")
+    part = "unet" if recipe.model.family == "unet" else "transformer"
+    if is_hub(place):
+        place = fetch(place, part)
     if filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
         raise UsageError(
             "no such folder",
             where=f"model.init_from {place}",
-            hint="a folder or URI of a diffusers checkpoint",
+            hint=f"a folder or URI of a diffusers checkpoint, or {FORM}",
         )
     if _json(place, "model_index.json") is None:
         return place
-    return filesystems.join(place, "unet" if recipe.model.family == "unet" else "transformer")
+    return filesystems.join(place, part)
 
 
 def _config(folder: str, recipe: Recipe) -> dict[str, Any] | None:

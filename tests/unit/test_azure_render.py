@@ -178,6 +178,16 @@ def test_sources_are_inputs_and_the_job_knows_their_places() -> None:
         assert f'--place {name}="${{{{inputs.{name}}}}}"' in rendered.request["properties"]["command"]
 
 
+def test_weights_of_the_hub_are_fetched_by_the_job_itself() -> None:
+    place = f"hf://team/model@{'0' * 40}"
+    job = make_job("data.access=mount", f"model.init_from={place}")
+    rendered = render(job)
+    assert "init" not in rendered.request["properties"]["inputs"]
+    inside = parse_recipe(rendered.files["recipe.yaml"], filename="recipe.yaml").recipe
+    assert inside.model.init_from == place
+    assert not [finding for finding in AzureBackend().lint(job) if place in finding.message]
+
+
 def test_a_download_is_a_mounts_path_to_the_job() -> None:
     job = make_job("data.access=download", "data.cache_limit=10 GB", "data.cache_directory=/local")
     inside = parse_recipe(render(job).files["recipe.yaml"], filename="recipe.yaml").recipe

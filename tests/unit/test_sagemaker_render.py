@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from sagemaker_recipes import SHIPPED, make_job, sm
 
 import isthmus
+from isthmus.backends.places import with_absolute_paths
+from isthmus.backends.preflight import check_init_from
 from isthmus.backends.sagemaker.backend import SageMakerBackend
 from isthmus.backends.sagemaker.metrics import METRICS, definitions
 from isthmus.backends.sagemaker.render import render
@@ -87,6 +89,25 @@ def test_rendering_imports_no_sdk() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_weights_of_the_hub_are_fetched_by_the_job_itself() -> None:
+    place = f"hf://team/model@{'0' * 40}"
+    job = make_job("data.access=mount", "data.sources.0.uri=s3://b/one", f"model.init_from={place}")
+    rendered = render(job)
+    assert "init" not in {channel["ChannelName"] for channel in rendered.request["InputDataConfig"]}
+    inside = parse_recipe(rendered.files["recipe.yaml"], filename="recipe.yaml").recipe
+    assert inside.model.init_from == place
+    assert with_absolute_paths(job.recipe).model.init_from == place
+    check_init_from(job.recipe)
+    assert not [finding for finding in SageMakerBackend().lint(job) if place in finding.message]
+    isolated = make_job(
+        "data.access=mount",
+        f"model.init_from={place}",
+        "backends.sagemaker.network_isolation=true",
+        "backends.sagemaker.checkpoint_mirror=true",
+    )
+    assert any(place in finding.message for finding in SageMakerBackend().lint(isolated))
 
 
 def test_inputs_by_access() -> None:
