@@ -11,6 +11,7 @@ from isthmus.backends.registry import get_backend
 from isthmus.backends.runs import Record, find, records
 from isthmus.backends.spec import Attachable, LogLine, Status
 from isthmus.backends.submission import handle_of, refusal_of
+from isthmus.core.recipe import parse_recipe
 from isthmus.errors import IsthmusError, RunNotFound, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
@@ -103,7 +104,9 @@ def describe(record: Record) -> dict[str, Any]:
     status = status_of(record)
     rows = run.read_metrics("train")
     last = rows[-1] if rows else {}
-    stages = run.read_run_json().get("recipe", {}).get("stages", [])
+    recipe = run.read_run_json().get("recipe", {})
+    stages = recipe.get("stages", []) if "encode" not in recipe else []
+    encoded = run.read_metrics("encode") if "encode" in recipe else []
     return {
         "run": record.id,
         "state": status.state,
@@ -118,9 +121,16 @@ def describe(record: Record) -> dict[str, Any]:
         "total_steps": _total_steps(stages),
         "loss": last.get("loss"),
         "samples_per_s": last.get("samples_per_s"),
+        "encode": {**_encode_places(run), **(encoded[-1] if encoded else {})} if "encode" in recipe else None,
         "checkpoints": run.checkpoints(),
         "alarms": [str(event.get("message") or event.get("metric")) for event in run.events("alarm")][-5:],
     }
+
+
+def _encode_places(run: RunDirectory) -> dict[str, Any]:
+    """Where an encode job reads and writes."""
+    section = parse_recipe(run.read_recipe(), filename="recipe.yaml").recipe.encode
+    return {} if section is None else {"source": section.source, "dest": section.dest}
 
 
 def _total_steps(stages: list[dict[str, Any]]) -> int:

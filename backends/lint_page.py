@@ -18,6 +18,7 @@ Each rule has an id that stays the same. This page is made from the rules themse
 """
 _PARTS = (
     ("Every backend but this machine", "isthmus.backends.preflight"),
+    ("Encode jobs", "isthmus.backends.encoding"),
     ("This machine", "isthmus.backends.local.rules"),
     ("Azure ML", "isthmus.backends.azure.rules"),
     ("SageMaker", "isthmus.backends.sagemaker.rules"),

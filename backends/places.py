@@ -8,6 +8,7 @@ from typing import Any
 from isthmus.core.recipe import Recipe, parse_recipe
 from isthmus.core.recipe.dump import recipe_data
 from isthmus.core.recipe.hub import is_hub
+from isthmus.core.recipe.schema import Encoders
 from isthmus.storage import filesystems
 
 
@@ -32,7 +33,29 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     if recipe.validation.sources:
         held_out = sources(recipe.validation.sources)
         update["validation"] = recipe.validation.model_copy(update={"sources": held_out})
+    if recipe.encode is not None:
+        section = recipe.encode
+        assert isinstance(section.source, str)
+        assert isinstance(section.dest, str)
+        # `emoji` is the quickstart's own source, not a folder.
+        source = section.source if section.source == "emoji" else absolute(section.source)
+        update["encode"] = section.model_copy(update={"source": source, "dest": absolute(section.dest)})
+        update["encoders"] = _with_absolute_models(recipe.encoders)
     return recipe.model_copy(update=update)
+
+
+def _with_absolute_models(encoders: Encoders) -> Encoders:
+    """Encoders whose model folders are found from anywhere; hub names stay."""
+
+    def absolute(source: str) -> str:
+        there = filesystems.is_local(source) and filesystems.local_path(source).is_dir()
+        return str(filesystems.local_path(source)) if there else source
+
+    autoencoder = encoders.autoencoder
+    if autoencoder.kind != "patch_pca":  # whose folder is beside the shards
+        autoencoder = autoencoder.model_copy(update={"source": absolute(autoencoder.source)})
+    text = [one.model_copy(update={"source": absolute(one.source)}) for one in encoders.text]
+    return encoders.model_copy(update={"autoencoder": autoencoder, "text": text})
 
 
 def with_paths_of(recipe: Recipe, resolved_text: str) -> Recipe:
@@ -43,6 +66,8 @@ def with_paths_of(recipe: Recipe, resolved_text: str) -> Recipe:
         "run_directory": old.run_directory,
         "model": recipe.model.model_copy(update={"init_from": old.model.init_from}),
     }
+    if old.encode is not None:
+        update |= {"encode": old.encode, "encoders": old.encoders}
     if recipe.validation.sources:
         # Held-out data may change on a resume; the training data may not.
         same = len(old.validation.sources) == len(recipe.validation.sources)

@@ -11,12 +11,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from isthmus.backends import encoding
 from isthmus.backends.places import uris
 from isthmus.backends.rules import Rule
 from isthmus.backends.spec import Finding, Job
 from isthmus.core.recipe.dump import recipe_hash
-from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.hub import is_hub
+from isthmus.core.recipe.schema import Recipe
 from isthmus.errors import (
     DatasetMismatch,
     DatasetNotFound,
@@ -139,9 +140,9 @@ def check_data(recipe: Recipe, world_size: int, fingerprints: Sequence[str] = ()
 def check_init_from(recipe: Recipe) -> None:
     """The folder that a run's first weights come from is there; what is in it, the trainer looks at."""
     place = recipe.model.init_from
-    if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
     if place is None or (isinstance(place, str) and is_hub(place)):
         return
+    if isinstance(place, str) and filesystems.is_local(place) and not filesystems.local_path(place).is_dir():
         raise UsageError(
             "no such folder",
             where=f"model.init_from {place}",
@@ -215,12 +216,14 @@ CHECKS = (
     Check(MEMORY, "model, optimizer, EMA and activations fit a GPU", _memory),
 )
 """In the order that they are made; the cheap and fatal ones first."""
+ENCODE_CHECKS = (CHECKS[0], Check(encoding.SOURCE, "source is there, destination is free", encoding.look))
+"""Of an encode job."""
 
 
 def look(job: Job) -> list[tuple[Check, list[Finding]]]:
     """What each check finds; nothing where all is well."""
     found = []
-    for check in CHECKS:
+    for check in CHECKS if job.recipe.encode is None else ENCODE_CHECKS:
         try:
             findings = list(check.look(job) or [])
         except IsthmusError as error:

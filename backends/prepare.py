@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from isthmus.backends import own_code
+from isthmus.backends import encoding, own_code
 from isthmus.backends.destinations import Destination, destinations, known_destinations
 from isthmus.backends.places import recipe_changes, with_absolute_paths, with_paths_of
 from isthmus.backends.preflight import look
@@ -26,7 +26,7 @@ from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir.submissions import Submission
 
-_FIXED = ("model", "encoders", "seed", "data.lanes", "data.sources")
+_FIXED = ("model", "encoders", "seed", "data.lanes", "data.sources", "encode")
 """What a run was begun with: with another of these its weights or its sample order would mean something else."""
 
 
@@ -268,7 +268,7 @@ def _launch(backend: Backend, job: Job, price: Price | None) -> Launch:
         job = replace(job, detach=True)
     offer = _priced(backend, job, price)
     job = replace(job, usd_per_hour=offer.usd_per_hour if offer is not None else None)
-    findings = tuple(backend.lint(job))
+    findings = (*encoding.lint(job, backend.capabilities), *backend.lint(job))
     if job.detach and Capability.DETACHED not in backend.capabilities:
         findings = (
             *findings,

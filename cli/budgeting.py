@@ -49,8 +49,17 @@ def keep_estimate(launch: Launch) -> None:
             run.write_file(FILE, (dumps(kept, indent=1) + "\n").encode())
 
 
-def estimate_of(launch: Launch) -> Estimate:
-    """Of the whole run where it is about to go. Raises IsthmusError where that cannot be told."""
+def estimate_of(launch: Launch, prices: str = "") -> Estimate:
+    """Of the whole run where it is about to go, at the price that the launch counts with.
+
+    Raises IsthmusError where that cannot be told.
+    """
+    if launch.job.source.encode is not None:
+        from isthmus.errors import UsageError
+
+        raise UsageError(
+            "how long an encode job takes depends on its pictures; the job itself keeps the caps"
+        )
     from isthmus.cli.costing import catalog_of, known_measurements
     from isthmus.cost.estimate import estimate
     from isthmus.cost.measured import fitting

@@ -64,6 +64,8 @@ def run_launch(
     }
     if launch.changes is not None:
         facts["changes"] = launch.changes
+    if job.recipe.encode is not None:
+        facts["dataset"] = job.recipe.encode.dest
     try:
         handle = start(launch, folder, by=by)
     except PreflightRefused as error:
@@ -141,7 +143,8 @@ def _ended(run_id: str, status: Status, facts: dict[str, object], *, as_json: bo
     if status.ended:
         facts["exit_code"] = status.exit_code
     resumable = status.state in ("preempted", "failed")
-    after = f"go on: isthmus resume {run_id}" if resumable else f"next: isthmus report {run_id}"
+    look = f"isthmus data verify {facts['dataset']}" if "dataset" in facts else f"isthmus report {run_id}"
+    after = f"go on: isthmus resume {run_id}" if resumable else f"next: {look}"
     text = f"{run_id} {status.state}" + (f": {status.cause}" if status.cause else "") + f"\n{after}"
     emit({**facts, "state": status.state, "cause": status.cause}, as_json=as_json, text=text)
     if status.exit_code:

@@ -76,7 +76,7 @@ def launch(
 
     count = len(destinations(loaded.recipe, names))
     if dry_run:
-        _show(make, count, format, as_json=as_json)
+        show(make, count, format, as_json=as_json, prices=prices)
         return
     if format != "text":
         raise _usage("--format belongs to --dry-run", "--json prints what a launch did")
@@ -94,7 +94,7 @@ def _usage(message: str, hint: str) -> UsageError:
     return UsageError(message, hint=hint)
 
 
-def _show(make: Callable[[int], Launch], count: int, format: str, *, as_json: bool) -> None:
+def show(make: Callable[[int], Launch], count: int, format: str, *, as_json: bool, prices: str = "") -> None:
     """The request of a dry run."""
     from json import dumps, loads
 

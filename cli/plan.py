@@ -22,8 +22,10 @@ def plan_text(launch: Launch) -> str:
     lines = [
         f"run {job.run_id}{again}",
         f"  where   {_where(launch)}{nodes} x {compute.gpus_per_node} {kind}{plural}, world size {job.world_size}",
-        summary_text(summary(job.recipe)),
-        f"  data    {', '.join(places)}",
+        *(
+            encoding_lines(job.recipe)
+            or [summary_text(summary(job.recipe)), f"  data    {', '.join(places)}"]
+        ),
         f"  output  {job.run_uri}",
     ]
     if len(launch.destinations) > 1:
@@ -41,6 +43,20 @@ def _where(launch: Launch) -> str:
     if offer is None or launch.backend.name == "local":
         return f"{launch.backend.name}, "
     words = [launch.backend.name, offer.region, offer.sku, offer.tier.replace("_", "-")]
+def encoding_lines(recipe: Recipe) -> list[str]:
+    """What an encode job reads, makes and writes; nothing of a training run."""
+    section = recipe.encode
+    if section is None:
+        return []
+    encoders = ", ".join([recipe.encoders.autoencoder.source, *(one.source for one in recipe.encoders.text)])
+    resolutions = ", ".join(str(size) for size in sorted({stage.resolution for stage in recipe.stages}))
+    return [
+        f"  source  {section.source}",
+        f"  encode  {resolutions} px with {encoders}, {section.precision}, {section.batch_size} pictures at once",
+        f"  dataset {section.dest}",
+    ]
+
+
     return ", ".join(word for word in words if word) + ", "
 
 
@@ -65,6 +81,10 @@ def total_text(launch: Launch) -> str:
     if offer is None or launch.backend.name == "local":
         return ""
     try:
+    if launch.job.recipe.encode is not None:
+        from isthmus.cli.encode_job import encode_total
+
+        return encode_total(launch)
         found = estimate(
             launch.job.source,
             backend=launch.backend.name,

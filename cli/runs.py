@@ -110,6 +110,8 @@ def _status_text(facts: dict[str, Any]) -> str:
             line += f"  {facts['samples_per_s']:.4g} samples/s"
         lines.append(line)
     if facts["checkpoints"]:
+    if facts["encode"]:
+        lines += _encode_lines(facts["encode"])
         lines.append(f"  checkpoint  step {facts['checkpoints'][-1]}")
     lines += [f"  alarm       {alarm}" for alarm in facts["alarms"]]
     lines.append(f"  directory   {facts['run_uri']}")
@@ -117,6 +119,20 @@ def _status_text(facts: dict[str, Any]) -> str:
 
 
 def logs(
+def _encode_lines(told: dict[str, Any]) -> list[str]:
+    """Of an encode job: where it reads and writes, and how far it is."""
+    lines = [f"  source      {told.get('source')}", f"  dataset     {told.get('dest')}"]
+    if told.get("pictures") is not None:
+        line = f"  pictures    {told['pictures']}" + (f"/{told['expected']}" if told["expected"] else "")
+        line += f"  {told['images_per_s']:.4g} images/s  {told['rejected']} rejected"
+        if told["seconds_left"]:
+            line += f"  {told['seconds_left'] / 60:.1f} min left"
+        if told["usd"] is not None:
+            line += f"  ${told['usd']:,.2f} so far"
+        lines.append(line)
+    return lines
+
+
     run: str = _RUN,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the run ends."),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each line."),

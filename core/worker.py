@@ -36,6 +36,8 @@ from isthmus.storage.rundir import Lease, RunDirectory
 from isthmus.storage.rundir.process import die_with_parent
 
 TRAINER = "isthmus.core.train"
+ENCODER = "isthmus.core.encode.rank"
+"""What the ranks of a recipe with `encode` run."""
 LEASE_SECONDS = 60.0
 STORE_PATIENCE_S = 30.0
 """For which the store may be away before the worker gives up; less than a lease lasts."""
@@ -89,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--grace", type=float, help="seconds from SIGTERM to SIGKILL; default: the contract's"
     )
-    parser.add_argument(
-        "--module", default=os.environ.get("ISTHMUS_TRAINER_MODULE", TRAINER), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--module", default=os.environ.get("ISTHMUS_TRAINER_MODULE"), help=argparse.SUPPRESS)
     parser.add_argument("--lease-seconds", type=float, default=LEASE_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--lease-wait", type=float, help=argparse.SUPPRESS)
     every = float(os.environ.get("ISTHMUS_LOOK_EVERY_S") or EVERY_S)
@@ -107,7 +107,7 @@ class Worker:
         run: where the run lives.
         cluster: name or import string of the adapter.
         job: the cloud's name of the job that this is a node of, where it has one.
-        module: what each rank runs.
+        module: what each rank runs; None: what the recipe asks for, training or encoding.
         grace: seconds from SIGTERM to SIGKILL; None takes the contract's.
         lease_seconds: after which another attempt may take over from a dead one.
         lease_wait: how long to wait for another attempt's lease; None: until a dead one's has expired.
@@ -122,7 +122,7 @@ class Worker:
         cluster: str,
         signals: Signals,
         job: str | None = None,
-        module: str = TRAINER,
+        module: str | None = None,
         grace: float | None = None,
         lease_seconds: float = LEASE_SECONDS,
         lease_wait: float | None = None,
@@ -131,7 +131,8 @@ class Worker:
         self.recipe = recipe
         self.run = run
         self.job = job
-        self.module = module
+        self.encodes = recipe.encode is not None
+        self.module = module or (ENCODER if self.encodes else TRAINER)
         self.signals = signals
         self.cluster: Cluster = find_cluster(cluster)(self.recipe.compute.nodes, os.environ)
         self.processes = self.recipe.compute.gpus_per_node
@@ -285,7 +286,8 @@ class Worker:
         node = self.cluster.node_rank
         if event["type"] == "stop-requested":
             # Node 0's ranks tell the others'. One with a `reason` is the ranks' own: the budget, of which they know.
-            if node == 0 and "reason" not in event:
+            # Ranks that encode tell each other nothing.
+            if self.encodes or (node == 0 and "reason" not in event):
                 print("isthmus: a stop was requested", file=sys.stderr, flush=True)
                 self._ranks.stop_requested = True
         elif int(event.get("node", 0)) != node:

@@ -166,7 +166,7 @@ def _places(job: Job, settings: AzureSettings, target: Target) -> Iterator[Findi
     weights = recipe.model.init_from
     if isinstance(weights, str) and not is_hub(weights):
         places.append(("model.init_from", weights))
-    for where, uri in places:
+    for where, uri in places if recipe.encode is None else ():  # or backends.encoding looks at them
         yield from _data_place(where, uri, recipe.data.access, settings)
     try:
         if blob_of(job.run_uri, settings.storage_account) is None:
@@ -209,7 +209,7 @@ def _data_place(where: str, uri: str, access: str, settings: AzureSettings) -> I
 
 
 def _egress(job: Job, settings: AzureSettings, target: Target) -> Iterator[Finding]:
-    if job.recipe.data.access == "download":
+    if job.recipe.data.access == "download" or job.recipe.encode is not None:
         return
     needed = egress.need(job.recipe, settings.storage_account)
     if needed is None:

@@ -189,6 +189,8 @@ def _blobs(job: Job) -> dict[tuple[str, str], tuple[str, Blob]]:
         uris += [source.uri] if isinstance(source.uri, str) else list(source.uri)
     if isinstance(recipe.model.init_from, str):
         uris.append(recipe.model.init_from)
+    if recipe.encode is not None:
+        uris.append(str(recipe.encode.source))  # its destination is among the data's sources
     found: dict[tuple[str, str], tuple[str, Blob]] = {}
     for uri in uris:
         blob = blob_of(uri, account)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from isthmus.backends import encoding
 from isthmus.backends.local import rules
 from isthmus.backends.preflight import check_data, check_init_from, check_run_directory
 from isthmus.backends.rules import Rule
@@ -66,6 +67,9 @@ def preflight(job: Job) -> list[Finding]:
         return True
 
     try_to(rules.TORCH, _torch)
+    if job.recipe.encode is not None:
+        try_to(rules.RUN_DIRECTORY, lambda: check_run_directory(job))
+        return [*found, *encoding.look(job)]
     try_to(rules.INIT_FROM, lambda: check_init_from(job.recipe))
     try_to(rules.DATA, lambda: check_data(job.recipe, job.world_size))
     if try_to(rules.RUN_DIRECTORY, lambda: check_run_directory(job)):

@@ -93,6 +93,8 @@ def _prefixes(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def places(recipe: Recipe) -> list[tuple[str, str]]:
     """(field, URI) of everything that a resolved recipe's job reads as data."""
+    if recipe.encode is not None:
+        return []  # its places are looked at by backends.encoding
     found = []
     for section, sources in (("data", recipe.data.sources), ("validation", recipe.validation.sources)):
         for index, source in enumerate(sources):

@@ -43,6 +43,8 @@ def questions(job: Job, clients: Clients, choice: Choice) -> list[Question]:
 
 
 def buckets(job: Job) -> list[str]:
+    if job.recipe.encode is not None:
+        named += [(f"encode.{name}", str(getattr(job.recipe.encode, name))) for name in ("source", "dest")]
     """`bucket/prefix` of everything that the job reads from S3."""
     return [uri.removeprefix("s3://") for _, uri in places(job.recipe) if uri.startswith("s3://")]
 

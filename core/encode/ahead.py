@@ -21,9 +21,14 @@ _RAW_BYTES = 256 * 2**20
 """Undecoded pictures that wait; a single one may be larger."""
 
 
-def default_threads() -> int:
-    """Half as many as there are cores, at least one: the encoders need some, too, and 100 megapixels take 300 MB."""
-    return max(1, min(16, len(os.sched_getaffinity(0)) // 2))
+def default_threads(processes: int = 1) -> int:
+    """Half as many as this process's share of the cores, at least one: the encoders need some, too, and 100 megapixels take
+    300 MB.
+
+    Args:
+        processes: that encode on this machine.
+    """
+    return max(1, min(16, len(os.sched_getaffinity(0)) // 2 // processes))
 
 
 def prepared(

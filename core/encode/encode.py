@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.core.encode.ahead import default_threads, prepared
 from isthmus.core.encode.batches import batches, fit_patch_pca
-from isthmus.core.encode.buckets import BucketTable, bucket_table, latent_multiple
+from isthmus.core.encode.buckets import bucket_table, latent_multiple
 from isthmus.core.encode.captions import CaptionEncoder, finite_columns
 from isthmus.core.encode.job import Progress, Reporter, UnitJob
-from isthmus.core.encode.ledger import Ledger
+from isthmus.core.encode.ledger import Ledger, digest
 from isthmus.core.encode.pieces import Unit, items_of, units_of
+from isthmus.core.encode.planning import (
+    DEFAULT_CAPTIONS,
+    asked_of,
+    begin_plan,
+    fingerprints_of,
+    is_whole,
+    share_of,
+    spec_of,
+    wait_for_plan,
+)
 from isthmus.core.encode.pretrained import require_torch
-from isthmus.core.encode.sources import ImageSource, Survey
-from isthmus.errors import IsthmusError, UsageError
+from isthmus.core.encode.sources import ImageSource
+from isthmus.core.recipe.encoding import UNIT_BYTES
+from isthmus.errors import UsageError
 
 if TYPE_CHECKING:
     from isthmus.core.encode.autoencoders import Autoencoder
@@ -24,13 +34,23 @@ if TYPE_CHECKING:
     from isthmus.core.recipe.schema import Recipe
     from isthmus.storage.shards import DatasetSpec, Manifest
 
-__all__ = ["DEFAULT_CAPTIONS", "Progress", "encode", "encode_share"]
+__all__ = ["DEFAULT_CAPTIONS", "UNIT_BYTES", "Progress", "Team", "encode", "encode_share"]
 
-DEFAULT_CAPTIONS = 5
-"""Captions kept of a picture unless told otherwise; each adds its embeddings to every sample."""
-UNIT_BYTES, UNIT_PIECES = 2 * 10**9, 20_000
-"""Of a unit, as the source stores it. A killed rank loses one unit's work."""
-_PLAN_WAIT_S = 1800.0
+UNIT_PIECES = 20_000
+"""Of a unit; its bytes are :data:`UNIT_BYTES`."""
+
+
+class Team(Protocol):
+    """The ranks of a job, as :func:`encode_share` sees them."""
+
+    def began(self, asked: str) -> bool:
+        """Whether this job began the encoding of that digest: a whole dataset is then its own."""
+
+    def begin(self, asked: str, plan: Mapping[str, Any], done: Sequence[Mapping[str, Any] | None]) -> None:
+        """Rank 0 has a plan; `done` are the records of the units of before."""
+
+    def wait(self) -> None:
+        """Between two looks for the others' units. Raises IsthmusError when they are gone."""
 
 
 def encode(source: ImageSource, dest_uri: str, recipe: Recipe, **options: Any) -> Manifest:
@@ -62,6 +82,7 @@ def encode_share(
     progress: Callable[[Progress], None] | None = None,
     interval: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
+    team: Team | None = None,
 ) -> Manifest | None:
     """Encodes a rank's share of a source for a recipe's model; the rank that ends last makes the dataset whole.
 
@@ -91,6 +112,7 @@ def encode_share(
         threads: that decode and resize ahead of the encoders.
         unit_bytes, unit_pieces: of a unit, at most, but for a piece that is larger by itself.
         progress: called every `interval` seconds of `clock`, and at the end.
+        team: the ranks of a job, which end together; then rank 0 makes the dataset whole and every rank returns it.
 
     Returns:
         The manifest of the written dataset; None when other ranks are still at work.
@@ -105,6 +127,7 @@ def encode_share(
     require_torch("encoding")
     from isthmus.core.encode.autoencoders import load_autoencoder, patch_pca_folder
     from isthmus.core.encode.text import load_text_encoders
+    from isthmus.storage.shards import open_dataset
     from isthmus.storage.shards.parts import PartWriter
 
     if not 0 <= rank < ranks:
@@ -118,25 +141,16 @@ def encode_share(
     )
     units = units_of(source, max_bytes=unit_bytes, max_pieces=unit_pieces)
     section = recipe.encoders.autoencoder
-    asked = {
-        "source": source.description,
-        "units": [asdict(unit) for unit in units],
-        "encoders": recipe.encoders.model_dump(mode="json"),
-        "given_autoencoder": autoencoder.fingerprint if autoencoder else None,
-        "buckets": [[b.name, [[r, *size] for r, size in sorted(b.sizes.items())]] for b in table.buckets],
-        "pictures": recipe.data.pictures.model_dump(mode="json"),
-        "prompts": list(recipe.validation.prompts),
-        "settings": [captions, bf16, batch_size, rows_per_group, rows_per_shard],
-        "window": [recipe.data.shuffle_window, recipe.data.lanes],
-    }
+    settings = [captions, bf16, batch_size, rows_per_group, rows_per_shard]
+    asked = asked_of(source, units, recipe, table, settings, autoencoder)
     ledger = Ledger(dest_uri)
-    finished = _finished(dest_uri, ledger, asked)
+    finished = _finished(dest_uri, ledger, asked, team)
     if finished is not None:
         return finished
     plan = ledger.plan()
     if plan is None or plan["asked"] != asked or restart:
         if rank:
-            plan = _wait_for_plan(ledger, asked)
+            plan = wait_for_plan(ledger, asked)
         else:
             if plan is not None and ledger.done() and not restart:
                 raise UsageError(
@@ -156,13 +170,13 @@ def encode_share(
     text = load_text_encoders(recipe, device=device, bf16=bf16)
     encoders = (autoencoder, list(text.values()), table)
     if survey is not None:
-        plan = _begin(dest_uri, ledger, asked, encoders, survey, recipe)
+        plan = begin_plan(dest_uri, ledger, asked, encoders, survey, recipe)
         if section.kind == "patch_pca":
             autoencoder.save(patch_pca_folder(section, dest_uri))
         plan = ledger.begin(plan)
     assert plan is not None
-    spec = _spec(*encoders, plan["captions"])
-    if plan["fingerprints"] != _fingerprints(spec):
+    spec = spec_of(*encoders, plan["captions"])
+    if plan["fingerprints"] != fingerprints_of(spec):
         raise UsageError(
             "the encoders are not those that this encoding was begun with",
             where=dest_uri,
@@ -170,9 +184,12 @@ def encode_share(
         )
     reporter = Reporter(progress, interval, clock)
     threads = threads or default_threads()
-    done = {number for number in ledger.done() if ledger.record(number, plan) is not None}
-    own = [unit for unit in units if unit.number % ranks == rank and unit.number not in done]
-    reporter.progress.expected = _share(plan["pictures"], own, units)
+    done = ledger.done()
+    mine = [unit for unit in units if unit.number % ranks == rank]
+    own = [unit for unit in mine if unit.number not in done or ledger.record(unit.number, plan) is None]
+    reporter.progress.expected = share_of(plan["pictures"], own, units)
+    if team is not None and rank == 0:
+        team.begin(digest(asked), plan, [ledger.record(number, plan) for number in sorted(done)])
     for unit in own:
         writer = PartWriter(
             dest_uri,
@@ -190,76 +207,37 @@ def encode_share(
                 job.write(batch)
             record = writer.seal()
         ledger.commit(unit.number, plan, {**record, **job.record()})
-    return _finish(dest_uri, ledger, plan, units, spec, text, reporter, recipe, source.description)
+    while True:
+        manifest = None
+        if team is None or rank == 0:
+            manifest = _finish(
+                dest_uri, ledger, plan, units, spec, text, reporter, recipe, source.description
+            )
+        elif is_whole(dest_uri):
+            manifest = open_dataset(dest_uri).manifest
+        if manifest is not None or team is None:
+            return manifest
+        team.wait()
 
 
-def _finished(dest_uri: str, ledger: Ledger, asked: dict[str, Any]) -> Manifest | None:
-    """The dataset that is there already, when it is this one and only the tidying is left.
+def _finished(dest_uri: str, ledger: Ledger, asked: dict[str, Any], team: Team | None) -> Manifest | None:
+    """The dataset that is there already, when it is this one and at most the tidying is left.
 
     Raises:
         UsageError: it is another one.
     """
-    from isthmus.storage.filesystems import filesystem, join, storage_errors
     from isthmus.storage.shards import open_dataset
 
-    files, path = filesystem(join(dest_uri, "manifest.json"))
-    with storage_errors("read", dest_uri):
-        if not files.exists(path):
-            return None
+    if not is_whole(dest_uri):
+        return None
     plan = ledger.plan()
-    if plan is None or plan["asked"] != asked:
+    ours = team is not None and team.began(digest(asked))
+    if (plan is None and not ours) or (plan is not None and plan["asked"] != asked):
         raise UsageError(
             f"{dest_uri} holds a dataset already", hint="choose another folder, or remove that one"
         )
     ledger.remove()
     return open_dataset(dest_uri).manifest
-
-
-def _wait_for_plan(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    """The plan that rank 0 makes."""
-    end = time.monotonic() + _PLAN_WAIT_S
-    while time.monotonic() < end:
-        plan = ledger.plan()
-        if plan is not None and plan["asked"] == asked:
-            return plan
-        time.sleep(0.5)
-    raise IsthmusError(
-        f"rank 0 made no plan for these settings within {_PLAN_WAIT_S / 60:.0f} minutes",
-        where=ledger.uri,
-        hint="start it with the same source, recipe and options",
-    )
-
-
-def _begin(
-    dest_uri: str,
-    ledger: Ledger,
-    asked: dict[str, Any],
-    encoders: tuple[Autoencoder, list[TextEncoderRunner], BucketTable],
-    survey: Survey,
-    recipe: Recipe,
-) -> dict[str, Any]:
-    """A plan, in a place that is cleared for it."""
-    from isthmus.storage.shards import balanced_row_groups, rows_by_bytes
-    from isthmus.storage.shards.parts import remove_shards
-
-    captions, _, _, rows_per_group, rows_per_shard = asked["settings"]
-    count = captions or max(1, min(survey.most_captions, DEFAULT_CAPTIONS))
-    spec = _spec(*encoders, count)
-    block, shard = rows_by_bytes(spec)
-    # A lane holds at least one block of every bucket: larger ones than its share of the shuffle window would cost
-    # memory and shuffle nothing.
-    block = max(1, min(block, recipe.data.shuffle_window // recipe.data.lanes))
-    groups = balanced_row_groups(_bucket_counts(survey, encoders[2]), rows_per_group or block)
-    ledger.remove()
-    remove_shards(dest_uri)
-    return {
-        "asked": asked,
-        "captions": count,
-        "fingerprints": _fingerprints(spec),
-        "rows_per_group": groups,
-        "rows_per_shard": max(rows_per_shard or shard, *groups.values()),
-        "pictures": survey.sizes.total() if survey.pictures is None else survey.pictures,
-    }
 
 
 def _finish(
@@ -283,7 +261,7 @@ def _finish(
     if len(records) < len(units):
         reporter.report(final=True)
         try:
-            return _finished(dest_uri, ledger, plan["asked"])  # another rank may just have done it
+            return _finished(dest_uri, ledger, plan["asked"], None)  # another rank may just have done it
         except UsageError:
             return None
     now = reporter.progress
@@ -318,57 +296,6 @@ def _finish(
     reporter.progress = total
     reporter.report(final=True)
     return manifest
-
-
-def _share(pictures: int, own: Sequence[Unit], units: Sequence[Unit]) -> int:
-    """Pictures of some units, about: by bytes, where the source tells them."""
-    whole = sum(unit.size for unit in units)
-    part = sum(unit.size for unit in own) / whole if whole else len(own) / len(units)
-    return round(pictures * part)
-
-
-def _fingerprints(spec: DatasetSpec) -> dict[str, str]:
-    return {"": spec.autoencoder.fingerprint, **{encoder.name: encoder.fingerprint for encoder in spec.text}}
-
-
-def _bucket_counts(survey: Survey, table: BucketTable) -> dict[str, int]:
-    """How many pictures each bucket will have, about."""
-    counts = dict.fromkeys((bucket.name for bucket in table.buckets), 0)
-    for size, count in survey.sizes.items():
-        bucket = table.choose(size)
-        if bucket.size_class(size) is not None:
-            counts[bucket.name] += count
-    return counts
-
-
-def _spec(
-    autoencoder: Autoencoder, text: Sequence[TextEncoderRunner], table: BucketTable, captions: int
-) -> DatasetSpec:
-    from isthmus.storage.shards import AutoencoderSpec, DatasetSpec, EncoderSpec
-
-    return DatasetSpec(
-        autoencoder=AutoencoderSpec(
-            kind=autoencoder.kind,
-            fingerprint=autoencoder.fingerprint,
-            latent_channels=autoencoder.latent_channels,
-            factor=autoencoder.factor,
-            scaling_factor=autoencoder.scaling_factor,
-            shift_factor=autoencoder.shift_factor,
-        ),
-        text=tuple(
-            EncoderSpec(
-                name=encoder.name,
-                max_tokens=encoder.max_tokens,
-                width=encoder.width,
-                pooled_width=encoder.pooled_width,
-                fingerprint=encoder.fingerprint,
-            )
-            for encoder in text
-        ),
-        resolutions=table.resolutions,
-        captions=captions,
-        buckets=tuple(bucket.name for bucket in table.buckets),
-    )
 
 
 def _counts(rejected: dict[str, int]) -> str:

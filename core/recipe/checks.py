@@ -12,6 +12,7 @@ from isthmus.core.recipe.checks_model import check_model
 from isthmus.core.recipe.checks_objective import check_objectives
 from isthmus.core.recipe.checks_places import check_places
 from isthmus.core.recipe.checks_tokens import check_tokens
+from isthmus.core.recipe.encoding import check_encoding
 from isthmus.core.recipe.hub import check_hub
 from isthmus.core.recipe.problems import Problem, closest
 from isthmus.core.recipe.schema import Recipe
@@ -19,15 +20,17 @@ from isthmus.core.recipe.schema import Recipe
 
 def check(recipe: Recipe) -> list[Problem]:
     """All problems of a recipe whose fields are valid one by one."""
+    if recipe.encode is not None:
+        return check_encoding(recipe)
     return [
         *check_batches(recipe),
         *check_data(recipe),
         *check_alive(recipe),
         *check_model(recipe),
+        *check_hub(recipe),
         *check_objectives(recipe),
         *check_places(recipe),
         *_stages(recipe),
-        *check_hub(recipe),
         *_parallel(recipe),
         *_validation(recipe),
         *_monitor(recipe),

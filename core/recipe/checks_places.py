@@ -40,11 +40,14 @@ def check_places(recipe: Recipe) -> list[Problem]:
 
 
 def _places(recipe: Recipe) -> Iterator[tuple[Path, Place | RunPlace]]:
-    for index, source in enumerate(recipe.data.sources):
+    for index, source in enumerate(recipe.data.sources if recipe.encode is None else ()):
         yield ("data", "sources", index, "uri"), source.uri
     for index, source in enumerate(recipe.validation.sources):
         yield ("validation", "sources", index, "uri"), source.uri
     yield ("run_directory",), recipe.run_directory
+    if recipe.encode is not None:
+        yield ("encode", "source"), recipe.encode.source
+        yield ("encode", "dest"), recipe.encode.dest
     if recipe.model.init_from is not None:
         yield ("model", "init_from"), recipe.model.init_from
 

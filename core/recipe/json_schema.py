@@ -9,7 +9,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.recipe import alive, patch_mixer, pictures, schema, stages
+from isthmus.core.recipe import alive, encoding, patch_mixer, pictures, schema, stages
 from isthmus.core.recipe.schema import Recipe
 
 
@@ -29,7 +29,7 @@ def recipe_schema() -> dict[str, Any]:
 def descriptions() -> dict[str, tuple[str, dict[str, str]]]:
     """Of each section's class: its docstring, and the docstring under each of its fields."""
     found: dict[str, tuple[str, dict[str, str]]] = {}
-    for module in (stages, alive, pictures, patch_mixer, schema):
+    for module in (stages, alive, encoding, pictures, patch_mixer, schema):
         tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):

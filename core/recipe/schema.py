@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from isthmus.core.recipe.alive import LossSpike, NamedTracker, Watchdog
+from isthmus.core.recipe.encoding import Encode
 from isthmus.core.recipe.patch_mixer import PatchMixer
 from isthmus.core.recipe.pictures import Pictures
 from isthmus.core.recipe.stages import EMA, Objective, Optimizer, Positive, Section, Stage
@@ -329,5 +330,7 @@ class Recipe(Section):
     """Where else the figures are shown: `tensorboard`, `mlflow`, `wandb`, or sections with more."""
     budget: Budget = Budget.model_construct()
     """Caps on time and money."""
+    encode: Encode | None = None
+    """Makes a run encode pictures instead of training; `isthmus data encode --backend` fills it in."""
     backends: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     """One section for each backend; the backend's own model validates it."""
