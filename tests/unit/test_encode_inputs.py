@@ -258,6 +258,33 @@ def test_filters_are_counted_by_reason_and_captions_are_weighted(tmp_path: Path)
     assert list(taken(FolderSource(folder, pictures=chosen))) == ["0.png", "8.png"]
 
 
+def test_provenance_is_the_column_that_the_recipe_names(tmp_path: Path) -> None:
+    rows = [{"image": picture(), "text": "x", "url": "http://a/1", "archive": "box 7"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+
+    def of(pictures: Pictures) -> str:
+        (found,) = taken(open_source(str(tmp_path), pictures)).values()
+        return str(found.source)
+
+    assert of(Pictures()) == "http://a/1"
+    assert of(Pictures(provenance="archive")) == "box 7"
+
+
+def test_pictures_that_are_too_tall_or_too_wide_are_left_out(tmp_path: Path) -> None:
+    sizes = [(64, 64), (30, 64), (64, 30), (64, 40)]
+    pq.write_table(
+        pa.table({"image": [picture(size=size) for size in sizes], "text": ["x"] * 4}), tmp_path / "t.parquet"
+    )
+    for asked, left in (
+        (Pictures(), 4),
+        (Pictures(min_ratio=0.5), 3),
+        (Pictures(min_ratio=0.5, max_ratio=2.0), 2),
+    ):
+        source = open_source(str(tmp_path), asked)
+        assert len(list(taken(source))) == left
+        assert Counter(refused(source).values()) == ({"filter-aspect": 4 - left} if left < 4 else {})
+
+
 def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [picture()] * 80, "text": ["x"] * 80}), tmp_path / "t.parquet")
     source = open_source(str(tmp_path))
