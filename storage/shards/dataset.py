@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from isthmus.errors import DataError, DatasetMismatch, DatasetNotFound, StorageError, UsageError
-from isthmus.storage.filesystems import filesystem, join, storage_errors
+from isthmus.storage.filesystems import FileSystem, filesystem, join, storage_errors
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.ranges.spec import Ranges
 from isthmus.storage.shards import manifest as names
@@ -187,12 +187,29 @@ def read_manifest(uri: str) -> Manifest:
     except (FileNotFoundError, StorageError) as error:
         if isinstance(error, StorageError) and not isinstance(error.__cause__, NotADirectoryError):
             raise
+        _say_unfinished(uri, store, path)
         raise DatasetNotFound(
             "no latent dataset here (there is no manifest.json)",
             where=uri,
             hint="encode one with `isthmus data encode`, or correct the recipe's data.sources",
         ) from None
     return parse_manifest(data, where)
+
+
+def _say_unfinished(uri: str, store: FileSystem, path: str) -> None:
+    """DatasetNotFound when a dataset was begun here: whoever writes one keeps a plan beside it until it is whole."""
+    for folder, command in (("_encode", "encode"), ("_rewrite", "repack, merge, split or filter")):
+        try:
+            with storage_errors("read", uri):
+                there = store.exists(f"{path}/{folder}/plan.json")
+        except StorageError:
+            return
+        if there:
+            raise DatasetNotFound(
+                f"no latent dataset here yet: it was begun by `isthmus data {command}` and is not finished",
+                where=uri,
+                hint="run that command again: it goes on where it was",
+            )
 
 
 def read_side_file(uri: str, name: str, manifest: Manifest) -> bytes:

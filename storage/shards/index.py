@@ -165,6 +165,15 @@ def dump_index(
         columns: sibling -> its columns in file order.
         footers: (shard, sibling) -> (bytes of the file, checksum of its footer).
     """
+    return dump_table(index_table(blocks, columns, footers))
+
+
+def index_table(
+    blocks: Sequence[BlockEntry],
+    columns: Mapping[str, Sequence[str]],
+    footers: Mapping[tuple[str, str], tuple[int, int]],
+) -> Any:
+    """The rows of the index for these blocks, a pyarrow table; see :func:`dump_index`."""
     arrays: dict[str, Any] = {
         "shard": pa.array([b.shard for b in blocks], pa.string()),
         "row_group": pa.array([b.row_group for b in blocks], pa.int32()),
@@ -181,10 +190,15 @@ def dump_index(
             key = (sibling, name)
             arrays[f"{sibling}/{name}/length"] = pa.array([b.length.get(key, 0) for b in blocks], pa.int64())
             arrays[f"{sibling}/{name}/crc32"] = pa.array([b.crc32.get(key, 0) for b in blocks], pa.uint32())
+    return pa.table(arrays)
+
+
+def dump_table(table: Any) -> bytes:
+    """The index file whose rows are those of a table."""
     sink = io.BytesIO()
     # Checksums do not repeat: as a dictionary they would take twice the time and the room.
-    repeating = [name for name in arrays if not name.endswith("crc32")]
-    pq.write_table(pa.table(arrays), sink, compression="zstd", use_dictionary=repeating, store_schema=False)
+    repeating = [name for name in table.column_names if not name.endswith("crc32")]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, store_schema=False)
     return sink.getvalue()
 
 

@@ -136,7 +136,7 @@ def assemble(
             shapes.setdefault(bucket, {}).update({int(r): (c, h, w) for r, (c, h, w) in own.items()})
     if not blocks:
         raise UsageError("no sample was added; a dataset needs at least one", where=uri)
-    _check_there(uri, footers)
+    check_there(uri, footers)
     blocks.sort(key=lambda block: (block.shard, block.row_group))
     columns: dict[str, list[str]] = {}
     for bucket, size_class in sorted({(block.bucket, block.size_class) for block in blocks}):
@@ -168,14 +168,18 @@ def assemble(
     return manifest
 
 
-def put(uri: str, name: str, data: bytes) -> None:
-    """A small file, whole or not at all, also when two processes write it at once."""
+def put(uri: str, name: str, data: bytes, *, work: str = WORK_FOLDER) -> None:
+    """A small file, whole or not at all, also when two processes write it at once.
+
+    Args:
+        work: the folder at `uri` where it lies until it is whole.
+    """
     store, root = filesystem(uri)
     path = f"{root}/{name}"
     with storage_errors("write", join(uri, name)):
         store.makedirs(path.rpartition("/")[0], exist_ok=True)
         if is_local(uri):
-            half = f"{root}/{WORK_FOLDER}/{name.rpartition('/')[2]}.{os.getpid()}.tmp"
+            half = f"{root}/{work}/{name.rpartition('/')[2]}.{os.getpid()}.tmp"
             for attempt in range(3):
                 try:
                     store.makedirs(half.rpartition("/")[0], exist_ok=True)
@@ -191,7 +195,8 @@ def put(uri: str, name: str, data: bytes) -> None:
             store.pipe_file(path, data)
 
 
-def _check_there(uri: str, footers: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+def check_there(uri: str, footers: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+    """DataError unless every file of shards is there with its size."""
     store, root = filesystem(uri)
     with storage_errors("read", uri):
         store.invalidate_cache()

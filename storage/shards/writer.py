@@ -247,22 +247,38 @@ class DatasetWriter:
         group.files.clear()
 
     def _open(self, group: _Group, sibling: str) -> SiblingFile:
-        spec, name = self.spec, shard_file(group.shard, sibling)
         columns = self._columns(group.bucket, sibling)
-        about = {
-            "schema_version": SCHEMA_VERSION,
-            "sibling": sibling,
-            "bucket": group.bucket,
-            "size_class": group.size_class,
-            "autoencoder": asdict(spec.autoencoder),
-            "text": [asdict(encoder) for encoder in spec.text],
-            "arrays": {
-                column.name: {"shape": list(column.shape), "dtype": "float16", "byte_order": "little"}
-                for column in columns
-                if column.kind == "bytes"
-            },
-        }
-        return SiblingFile(self._store, f"{self._path}/{name}", join(self.uri, name), sibling, columns, about)
+        return open_sibling(
+            self.uri, self.spec, group.shard, sibling, group.bucket, group.size_class, columns
+        )
+
+
+def open_sibling(
+    uri: str,
+    spec: DatasetSpec,
+    shard: str,
+    sibling: str,
+    bucket: str,
+    size_class: int,
+    columns: Sequence[Column],
+) -> SiblingFile:
+    """One file of a shard at a dataset's root, to be written block by block."""
+    store, path = filesystem(uri)
+    name = shard_file(shard, sibling)
+    about = {
+        "schema_version": SCHEMA_VERSION,
+        "sibling": sibling,
+        "bucket": bucket,
+        "size_class": size_class,
+        "autoencoder": asdict(spec.autoencoder),
+        "text": [asdict(encoder) for encoder in spec.text],
+        "arrays": {
+            column.name: {"shape": list(column.shape), "dtype": "float16", "byte_order": "little"}
+            for column in columns
+            if column.kind == "bytes"
+        },
+    }
+    return SiblingFile(store, f"{path}/{name}", join(uri, name), sibling, columns, about)
 
 
 @dataclass(slots=True)
