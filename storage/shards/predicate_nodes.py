@@ -34,21 +34,22 @@ class Node:
 
 
 def apply(function: Any, left: Any, right: Any) -> Callable[[Mapping[str, Any], int], Any]:
+    """A function of what two nodes give."""
     return lambda values, rows: function(left(values, rows), right(values, rows))
 
 
 def number(text: str) -> int | float:
-    """A function of what two nodes give."""
+    """A number as written: whole where it fits."""
     return int(text) if text.isdigit() and len(text) < 19 else float(text)
 
 
 def quotient(left: Any, right: Any) -> Any:
-    """A number as written: whole where it fits."""
+    """left / right, no number where right is 0."""
     return np.where(np.equal(right, 0), np.nan, np.true_divide(left, right))
 
 
 def turned(node: Node, turned: bool) -> Node:
-    """left / right, no number where right is 0."""
+    """The contrary of a node, when it is asked for."""
     return Node("flag", lambda v, n: np.logical_not(node.of(v, n)), node.at) if turned else node
 
 
@@ -60,12 +61,12 @@ def each(value: Any, function: Callable[[str], Any], kind: Any = np.bool_) -> An
 
 
 def words(value: Any, function: Callable[[str], str]) -> Any:
-    """The contrary of a node, when it is asked for."""
+    """A function of each row's text that gives text."""
     return function(value) if isinstance(value, str) else [function(word) for word in value]
 
 
 def compared(wrong: Wrong, sign: str, left: Node, right: Node) -> Node:
-    """A function of each row's text that gives text."""
+    """A comparison. UsageError when the two sides are of different types."""
     if left.type != right.type:
         raise wrong(f"`{sign}` compares a {left.type} with a {right.type}", left.at)
     compare = COMPARE[sign]
@@ -74,7 +75,6 @@ def compared(wrong: Wrong, sign: str, left: Node, right: Node) -> Node:
     if left.type != "text":
 
         def numbers(values: Mapping[str, Any], rows: int) -> Any:
-    """A comparison. UsageError when the two sides are of different types."""
             a, b = left.of(values, rows), right.of(values, rows)
             # Of what is no number every comparison is false, also `!=`.
             return np.logical_and(compare(a, b), np.logical_and(np.equal(a, a), np.equal(b, b)))
@@ -92,6 +92,7 @@ def compared(wrong: Wrong, sign: str, left: Node, right: Node) -> Node:
 
 
 def null(wrong: Wrong, node: Node) -> Node:
+    """Whether nothing was told."""
     if node.type == "text":
         return Node("flag", lambda v, n: each(node.of(v, n), lambda word: not word), node.at)
     if node.zero_is_null:
@@ -115,7 +116,6 @@ def like(left: Node, pattern: str) -> Node:
     widths = [len(piece) for piece in pieces]
 
     def fits(word: str) -> bool:
-    """Whether nothing was told."""
         if len(finds) == 1:
             return finds[0].fullmatch(word) is not None
         if finds[0].match(word) is None:
