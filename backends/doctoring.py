@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.backends.destinations import Destination, destinations
 from isthmus.backends.preflight import look
-from isthmus.backends.prepare import Price, prepare
+from isthmus.backends.prepare import Launch, Price, prepare
 from isthmus.backends.spec import Capability, Finding
 from isthmus.core.recipe import LoadedRecipe
-from isthmus.errors import IsthmusError
+from isthmus.errors import IsthmusError, PreflightRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,15 @@ class Place:
 
     destination: Destination
     rows: tuple[Row, ...]
+    exit_code: int = 0
+    """Of a launch there: 0 where nothing refuses it."""
+    passed_over: bool = False
+    """Whether a launch goes on to the next place: it is full or too dear. What its user has to put right ends it here."""
 
     @property
     def good(self) -> bool:
         """Whether a launch there would not be refused."""
-        return all(row.level != "error" for row in self.rows)
+        return self.exit_code == 0
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -53,8 +57,26 @@ class Place:
         return "\n".join(lines)
 
 
-def examine(loaded: LoadedRecipe, backends: Sequence[str] = (), *, price: Price | None = None) -> list[Place]:
+def verdict(places: Sequence[Place]) -> int:
+    """The exit code of a launch that may go to these, in their order."""
+    for place in places:
+        if not place.passed_over:
+            return place.exit_code
+    return places[0].exit_code
+
+
+def examine(
+    loaded: LoadedRecipe,
+    backends: Sequence[str] = (),
+    *,
+    price: Price | None = None,
+    more: Callable[[Launch], Launch] = lambda launch: launch,
+) -> list[Place]:
     """The checklist of each destination; starts and writes nothing that stays.
+
+    Args:
+        price: what an hour costs, where the backend itself does not know.
+        more: adds findings of whoever launches, such as those about the budget.
 
     Raises:
         IsthmusError: a problem of the recipe or its backend's section, where there is no other place to go.
@@ -67,22 +89,35 @@ def examine(loaded: LoadedRecipe, backends: Sequence[str] = (), *, price: Price 
         except IsthmusError as error:
             if len(places) == 1:
                 raise
-            found.append(Place(destination, (_row(Finding.of("recipe", error)),)))
+            refused = isinstance(error, PreflightRefused)
+            rows = [_row(Finding.of("recipe", error))]
+            found.append(Place(destination, tuple(rows), error.exit_code, passed_over=refused))
             continue
+        made = list(launch.findings)
         rows = [Row("recipe", "ok", f"recipe {loaded.recipe.name} is valid, and renders")]
         rows += _rows("lint", f"lint of {launch.backend.name}", launch.findings)
+        budget = launch.job.source.budget
+        if budget.max_usd is not None or budget.max_hours is not None:
+            extra = more(launch).findings[len(launch.findings) :]
+            rows += _rows("budget", "the budget is enough for what is estimated", extra)
+            made += extra
         try:
             asked = launch.backend.preflight(launch.job)
             rows += _rows("preflight", f"preflight of {launch.backend.name}", asked)
         except IsthmusError as error:
-            rows.append(_row(Finding.of("preflight", error)))
+            asked = [Finding.of("preflight", error)]
+            rows.append(_row(asked[0]))
+        made += asked
         if Capability.ATTACHED not in launch.backend.capabilities:
             known = {row.message for row in rows}
             for check, findings in look(launch.job):
                 if not findings:
                     rows.append(Row(check.id, "ok", check.title))
                 rows += [_row(finding) for finding in findings if finding.message not in known]
-        found.append(Place(destination, tuple(rows)))
+                made += findings
+        errors = [finding for finding in made if finding.level == "error"]
+        elsewhere = bool(errors) and all(finding.exit_code == 3 for finding in errors)
+        found.append(Place(destination, tuple(rows), 3 if errors else 0, passed_over=elsewhere))
     return found
 
 

@@ -51,6 +51,7 @@ def start(launch: Launch, folder: Path, *, by: By = "launch") -> Handle:
         choice=launch.choice,
         destination=launch.destinations[launch.choice] if launch.destinations else None,
         usd_per_hour=launch.usd_per_hour,
+        runs_on=launch.offer,
         event={"changes": launch.changes} if launch.changes else None,
         run_json=changed,
         recipe_text=None if launch.changes is None else dump_recipe(job.recipe),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from isthmus.backends.submission import rendered_of
 from isthmus.core.packaging import Package
 from isthmus.core.recipe import LoadedRecipe, Recipe, parse_recipe, resolve
 from isthmus.core.recipe.dump import recipe_hash
-from isthmus.errors import IsthmusError, PreflightRefused, RecipeError, StorageError, UsageError
+from isthmus.errors import PreflightRefused, RecipeError, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir.submissions import Submission
@@ -147,12 +147,14 @@ def prepare_resume(
     choice: int | None = None,
     detach: bool = False,
     price: Price | None = None,
+    keep_price: bool = True,
 ) -> Launch:
     """The next attempt of a run, from its newest checkpoint, with changes to its recipe.
 
     Args:
         backends: where it may go from now on; none: where it might before, beginning with where it is.
         choice: which of those it goes to; None: the one it was on.
+        keep_price: on the same machines an hour costs what it did; otherwise it is priced again.
 
     Raises:
         UsageError: a change that would make it another run; names the fields.
@@ -187,6 +189,8 @@ def prepare_resume(
     elif found.name == "local":
         resolved = with_absolute_paths(resolved)
     code, resolved, notes = own_code.resumed(resolved, data, overrides, changes)
+    if keep_price and (usd := _price_before(run, destination, changes)) is not None:
+        price = _always(usd)
     launch = _launch(
         found,
         Job(
@@ -219,6 +223,26 @@ def _next_attempt(run: RunDirectory) -> tuple[int, Submission | None]:
         return newest.number, newest
     # Runs of before there were submissions have only the job ids.
     return max(newest.number if newest else 0, len(run.read_run_json().get("job_ids", []))) + 1, None
+
+
+def _price_before(run: RunDirectory, destination: Destination, changes: Mapping[str, Any]) -> float | None:
+    """What an hour there cost the run's last attempt of the same machines, where somebody knew it.
+
+    It may have come from a file of prices that is not here, and without a price nobody keeps `budget.max_usd`.
+    """
+    if any(path.startswith(("compute", "backends")) for path in changes):
+        return None
+    for submission in reversed(run.submissions().all()):
+        usd = submission.data.get("usd_per_hour")
+        if submission.data.get("destination") == destination.to_json() and usd is not None:
+            return float(usd)
+        if submission.data.get("by") != "supervise":
+            break  # before it the run may have had other machines
+    return None
+
+
+def _always(usd: float) -> Price:
+    return lambda *_: usd
 
 
 def _choice_before(run: RunDirectory, places: Sequence[Destination]) -> int:
@@ -310,14 +334,13 @@ def preflight(launch: Launch) -> Launch:
 
 
 def refuse_errors(launch: Launch) -> None:
-    """Raises when a finding is an error: StorageError (1), UsageError (2) or PreflightRefused (3), by the first."""
+    """Raises PreflightRefused (3) when a finding is an error, whichever: `doctor` says the same of it."""
     errors = [finding for finding in launch.findings if finding.level == "error"]
     if not errors:
         return
-    kinds: dict[int, type[IsthmusError]] = {1: StorageError, 2: UsageError, 3: PreflightRefused}
     first, *others = errors
     message = first.message + "".join(f"; also: {finding.message}" for finding in others)
-    raise kinds.get(first.exit_code, PreflightRefused)(message, hint=first.fix)
+    raise PreflightRefused(message, hint=first.fix)
 
 
 def backend_settings(backend: Backend, loaded: LoadedRecipe) -> BaseModel:

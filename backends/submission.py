@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from isthmus.backends.destinations import Destination
 from isthmus.backends.runs import Record, save
-from isthmus.backends.spec import Backend, Handle, Rendered
+from isthmus.backends.spec import Backend, Handle, Offer, Rendered
 from isthmus.core.recipe.secrets import redact
 from isthmus.errors import IsthmusError, PreflightRefused, StorageError, UsageError
 from isthmus.storage.rundir import RunDirectory
@@ -33,6 +33,7 @@ def put_down(
     choice: int = 0,
     destination: Destination | None = None,
     usd_per_hour: float | None = None,
+    runs_on: Offer | None = None,
     event: Mapping[str, Any] | None = None,
     run_json: Mapping[str, Any] | None = None,
     recipe_text: str | None = None,
@@ -41,6 +42,7 @@ def put_down(
 
     Args:
         choice: which of the run's destinations it goes to.
+        runs_on: the machines, as the backend tells; the destination may leave them to the backend's settings.
         event: what else the event `submitted` tells.
         run_json: fields of run.json that are others from this attempt on.
         recipe_text: of recipe.yaml, where it is another one from this attempt on.
@@ -52,6 +54,7 @@ def put_down(
         "choice": choice,
         "destination": None if destination is None else destination.to_json(),
         "usd_per_hour": usd_per_hour,
+        "runs_on": None if runs_on is None else asdict(runs_on),
         "created": time.time(),
         "rendered": asdict(rendered),
         "event_name": run.next_event("submitted"),

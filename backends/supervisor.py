@@ -66,6 +66,7 @@ class Supervisor:
     Args:
         uri: the run directory.
         price: what an hour costs, for attempts that were submitted without it.
+        keep_prices: an attempt costs what the one before it on the same machines did; otherwise it is priced again.
         say: gets a line for each thing it does.
         pause_s: after each round of the places without an attempt that began: this, then twice that, ...
     """
@@ -75,12 +76,13 @@ class Supervisor:
         uri: str,
         *,
         price: Price | None = None,
+        keep_prices: bool = True,
         say: Callable[[str], None] = lambda text: None,
         pause_s: float = FIRST_PAUSE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.run = RunDirectory(uri, patience=PATIENCE_S)
-        self._price = price
+        self._price, self._keep_prices = price, keep_prices
         self._say = say
         self._pause_s = pause_s
         self._clock = clock
@@ -234,7 +236,13 @@ class Supervisor:
         return self._looked("submitted", launch.backend.status(handle), handle, why)
 
     def _prepared(self, choice: int) -> Launch:
-        return prepare_resume(record_of(self.run), choice=choice, detach=True, price=self._price)
+        return prepare_resume(
+            record_of(self.run),
+            choice=choice,
+            detach=True,
+            price=self._price,
+            keep_price=self._keep_prices,
+        )
 
     def _done(self, verdict: Status, status: Status, handle: Handle, why: str | None) -> Look:
         events = self.run.events()

@@ -12,8 +12,12 @@ FILE = "estimate.json"
 """In the run directory; of the first launch."""
 
 
-def with_budget(launch: Launch) -> Launch:
-    """The launch with what its estimate says of `budget.max_usd` and `max_hours`; nothing where there is no cap."""
+def with_budget(launch: Launch, prices: str = "") -> Launch:
+    """The launch with what its estimate says of `budget.max_usd` and `max_hours`; nothing where there is no cap.
+
+    Args:
+        prices: a file of the user's own prices.
+    """
     from dataclasses import replace
 
     from isthmus.backends.spec import Finding
@@ -24,7 +28,7 @@ def with_budget(launch: Launch) -> Launch:
     if budget.max_usd is None and budget.max_hours is None:
         return launch
     try:
-        found = budget_findings(launch.job.source, estimate_of(launch))
+        found = budget_findings(launch.job.source, estimate_of(launch, prices))
     except IsthmusError as error:
         if launch.backend.name == "local":
             return launch  # a CPU's speed nobody estimates, and nothing is billed
@@ -33,7 +37,7 @@ def with_budget(launch: Launch) -> Launch:
     return replace(launch, findings=(*launch.findings, *found))
 
 
-def keep_estimate(launch: Launch) -> None:
+def keep_estimate(launch: Launch, prices: str = "") -> None:
     """Puts the estimate into the run directory, once; a run that cannot be estimated has none."""
     from contextlib import suppress
     from json import dumps
@@ -45,7 +49,7 @@ def keep_estimate(launch: Launch) -> None:
     with suppress(IsthmusError):
         run = RunDirectory(launch.job.run_uri)
         if run.read_file(FILE) is None:
-            kept = launch_record(estimate_of(launch))
+            kept = launch_record(estimate_of(launch, prices))
             run.write_file(FILE, (dumps(kept, indent=1) + "\n").encode())
 
 
@@ -63,9 +67,9 @@ def estimate_of(launch: Launch, prices: str = "") -> Estimate:
     from isthmus.cli.costing import catalog_of, known_measurements
     from isthmus.cost.estimate import estimate
     from isthmus.cost.measured import fitting
-    from isthmus.cost.placing import place
+    from isthmus.cost.placing import place, priced_at
 
-    recipe, offer, catalog = launch.job.source, launch.offer, catalog_of(None)
+    recipe, offer, catalog = launch.job.source, launch.offer, catalog_of(prices or None)
     away = offer is not None and launch.backend.name != "local"
     where = place(
         recipe,
@@ -75,6 +79,10 @@ def estimate_of(launch: Launch, prices: str = "") -> Estimate:
         tier=offer.tier if offer and away else None,
         sku=offer.sku if offer and away else None,
     )
+    price = launch.usd_per_hour
+    if away and price is not None and price != where.usd_per_hour:
+        # As with backends.sagemaker.usd_per_hour: what the running job's cap is kept by is what it is checked by.
+        where = priced_at(where, price, f"backends.{launch.backend.name}")
     measured = fitting(
         known_measurements(recipe),
         backend=where.backend,

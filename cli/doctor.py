@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from isthmus.cli.cost_recipe import PRICES
 from isthmus.cli.output import emit
 
 _OVERRIDES = typer.Option(
@@ -25,19 +26,23 @@ def doctor(
         help="Where it shall run; default: compute.offers, or local.",
     ),
     overrides: list[str] = _OVERRIDES,
+    prices: str = PRICES,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Check what a launch would check, and start nothing. Exit code 3 when something would refuse it.
+    """Check what a launch would check, and start nothing; the exit code is the launch's: 3 when a check would refuse it.
 
     Example: isthmus doctor my.yaml --backend azure
     """
-    from isthmus.backends.doctoring import examine
+    from isthmus.backends.doctoring import examine, verdict
+    from isthmus.cli.budgeting import with_budget
     from isthmus.cli.launch import named
     from isthmus.cli.pricing import price_function
     from isthmus.core.recipe import load_recipe
 
-    report = examine(load_recipe(recipe, overrides), named(backend), price=price_function())
+    report = examine(
+        load_recipe(recipe, overrides), named(backend), price=price_function(prices),
+        more=lambda launch: with_budget(launch, prices),
+    )  # fmt: skip
     emit([place.to_json() for place in report], as_json=as_json, text=lambda: "\n\n".join(map(str, report)))
-    # As for a launch: one destination that takes it is enough.
-    if not any(place.good for place in report):
-        raise typer.Exit(3)
+    if code := verdict(report):
+        raise typer.Exit(code)

@@ -29,6 +29,7 @@ def run_launch(
     as_json: bool,
     follow: bool = False,
     by: By = "launch",
+    prices: str = "",
 ) -> None:
     """Checks, shows, starts, and follows unless it is detached; exits with the run's exit code.
 
@@ -38,6 +39,7 @@ def run_launch(
         folder: whose commit and lock are recorded.
         follow: stay with a job that would go on by itself, too.
         by: who starts it.
+        prices: a file of the user's own prices.
     """
     from isthmus.backends.failover import choose, unreachable
     from isthmus.backends.launch import lines_so_far, start
@@ -45,13 +47,13 @@ def run_launch(
     from isthmus.cli.budgeting import keep_estimate, with_budget
     from isthmus.errors import PreflightRefused
 
-    launch, notes = choose(count, make, lambda launch: with_budget(preflight(launch)))
+    launch, notes = choose(count, make, lambda launch: with_budget(preflight(launch), prices))
     show_findings([*notes, *unreachable(launch), *launch.findings])
     refuse_errors(launch)
     if not as_json:
         from isthmus.cli.plan import plan_text
 
-        print(plan_text(launch), flush=True)
+        print(plan_text(launch, prices), flush=True)
     _confirm(launch, yes=yes or as_json)
     before = lines_so_far(launch)
     job = launch.job
@@ -62,29 +64,29 @@ def run_launch(
         "world_size": job.world_size,
         "attempt": job.attempt,
     }
-    if launch.changes is not None:
-        facts["changes"] = launch.changes
     if job.recipe.encode is not None:
         facts["dataset"] = job.recipe.encode.dest
+    if launch.changes is not None:
+        facts["changes"] = launch.changes
     try:
         handle = start(launch, folder, by=by)
     except PreflightRefused as error:
         if len(launch.destinations) < 2:
             raise
         print(f"note: {launch.destinations[launch.choice]} refused: {error}", file=sys.stderr)
-        look = _supervisor(job.run_uri).look()
+        look = _supervisor(job.run_uri, prices=prices).look()
         if look.did == "done":
             leave(look, facts, as_json=as_json)
         handle = look.handle
         facts["backend"] = handle.backend
     else:
-        keep_estimate(launch)
+        keep_estimate(launch, prices)
     if job.detach:
         if not follow:
             text = f"started; next:\n{next_commands(job.run_id, supervised=_supervised(handle.backend))}"
             emit({**facts, "state": "pending"}, as_json=as_json, text=text)
             return
-        look_after(job.run_uri, job.run_id, facts, as_json=as_json, skip=before)
+        look_after(job.run_uri, job.run_id, facts, as_json=as_json, skip=before, prices=prices)
     _attend(launch, handle, facts, as_json=as_json, skip=before)
 
 
@@ -107,14 +109,19 @@ def look_after(
     interval: float = 15.0,
     skip: int = 0,
     log: bool = True,
+    prices: str = "",
 ) -> NoReturn:
-    """Supervises a run until it is done, with its log; exits with its exit code, or with 0 after Ctrl-C."""
+    """Supervises a run until it is done, with its log; exits with its exit code, or with 0 after Ctrl-C.
+
+    Args:
+        prices: a file of the user's own prices; with none a run keeps those that it was launched with.
+    """
     from isthmus.backends.staying import stay
 
     screen = Screen(sys.stderr if as_json else sys.stdout)
     try:
         look = stay(
-            _supervisor(run_uri, screen.say), screen.say, write=screen.write if log else None,
+            _supervisor(run_uri, screen.say, prices), screen.say, write=screen.write if log else None,
             interval=interval, skip=skip,
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -126,11 +133,11 @@ def look_after(
     leave(look, facts, as_json=as_json)
 
 
-def _supervisor(run_uri: str, say: Callable[[str], None] = lambda text: None) -> Supervisor:
+def _supervisor(run_uri: str, say: Callable[[str], None] = lambda text: None, prices: str = "") -> Supervisor:
     from isthmus.backends.supervisor import Supervisor
     from isthmus.cli.pricing import price_function
 
-    return Supervisor(run_uri, price=price_function(), say=say)
+    return Supervisor(run_uri, price=price_function(prices), keep_prices=not prices, say=say)
 
 
 def leave(look: Look, facts: dict[str, object], *, as_json: bool) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from isthmus.cli.cost_recipe import PRICES
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def launch(
     ),
     run_id: str = typer.Option("", "--run-id", metavar="ID", help="Name the run; a known one goes on."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask, even when there are warnings."),
+    prices: str = PRICES,
     as_json: bool = typer.Option(False, "--json", help="Print JSON; the log goes to stderr."),
 ) -> None:
     """Check a recipe and start it as a run. Exit codes: 0 finished, 1 failed, 2 usage, 3 refused, 4 stopped, 75 preempted.
@@ -66,7 +68,7 @@ def launch(
 
     loaded = load_recipe(recipe, overrides)
     names = named(backend)
-    price = price_function()
+    price = price_function(prices)
 
     def make(choice: int) -> Launch:
         return prepare(
@@ -80,7 +82,7 @@ def launch(
         return
     if format != "text":
         raise _usage("--format belongs to --dry-run", "--json prints what a launch did")
-    run_launch(make, count, launch_folder(loaded), yes=yes, as_json=as_json, follow=follow)
+    run_launch(make, count, launch_folder(loaded), yes=yes, as_json=as_json, follow=follow, prices=prices)
 
 
 def named(backend: str) -> list[str]:
@@ -105,7 +107,7 @@ def show(make: Callable[[int], Launch], count: int, format: str, *, as_json: boo
 
     if format not in ("json", "yaml", "text"):
         raise _usage(f"no format {format!r}", "there are json, yaml and text")
-    launch, notes = choose(count, make, with_budget)
+    launch, notes = choose(count, make, lambda launch: with_budget(launch, prices))
     show_findings([*notes, *launch.findings])
     refuse_errors(launch)
     rendered = launch.rendered

@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from isthmus.backends.prepare import Launch
+    from isthmus.core.recipe import Recipe
 
 
-def plan_text(launch: Launch) -> str:
-    """A few lines for people."""
+def plan_text(launch: Launch, prices: str = "") -> str:
+    """A few lines for people.
+
+    Args:
+        prices: a file of the user's own prices.
+    """
     from isthmus.backends.places import uris
     from isthmus.core.recipe.summary import summary, summary_text
 
@@ -31,18 +36,13 @@ def plan_text(launch: Launch) -> str:
     if len(launch.destinations) > 1:
         told = [f"{number}. {place}" for number, place in enumerate(launch.destinations, 1)]
         lines.append(f"  offers  {'; '.join(told)}; this is {launch.choice + 1}")
-    lines += _cost(launch)
+    lines += _cost(launch, prices)
     lines += [
         f"  changed {path}: {before} -> {now}" for path, (before, now) in (launch.changes or {}).items()
     ]
     return "\n".join(lines)
 
 
-def _where(launch: Launch) -> str:
-    offer = launch.offer
-    if offer is None or launch.backend.name == "local":
-        return f"{launch.backend.name}, "
-    words = [launch.backend.name, offer.region, offer.sku, offer.tier.replace("_", "-")]
 def encoding_lines(recipe: Recipe) -> list[str]:
     """What an encode job reads, makes and writes; nothing of a training run."""
     section = recipe.encode
@@ -57,10 +57,15 @@ def encoding_lines(recipe: Recipe) -> list[str]:
     ]
 
 
+def _where(launch: Launch) -> str:
+    offer = launch.offer
+    if offer is None or launch.backend.name == "local":
+        return f"{launch.backend.name}, "
+    words = [launch.backend.name, offer.region, offer.sku, offer.tier.replace("_", "-")]
     return ", ".join(word for word in words if word) + ", "
 
 
-def _cost(launch: Launch) -> list[str]:
+def _cost(launch: Launch, prices: str) -> list[str]:
     price = launch.usd_per_hour
     budget = launch.job.recipe.budget
     caps = [f"at most {budget.max_hours:g} h"] if budget.max_hours is not None else []
@@ -68,31 +73,23 @@ def _cost(launch: Launch) -> list[str]:
     capped = f" ({', '.join(caps)})" if caps else ""
     if price is None:
         return [f"  budget  {', '.join(caps)}"] if caps else []
-    return [f"  price   ${price:,.2f} an hour{total_text(launch)}{capped}"]
+    return [f"  price   ${price:,.2f} an hour{total_text(launch, prices)}{capped}"]
 
 
-def total_text(launch: Launch) -> str:
+def total_text(launch: Launch, prices: str = "") -> str:
     """What the whole run is estimated at, where the estimator knows the model and the machine; else nothing."""
-    from isthmus.cost.catalog import load_catalog
-    from isthmus.cost.estimate import estimate
+    from isthmus.cli.budgeting import estimate_of
     from isthmus.errors import IsthmusError
 
-    offer = launch.offer
-    if offer is None or launch.backend.name == "local":
-        return ""
-    try:
     if launch.job.recipe.encode is not None:
         from isthmus.cli.encode_job import encode_total
 
         return encode_total(launch)
-        found = estimate(
-            launch.job.source,
-            backend=launch.backend.name,
-            region=offer.region,
-            tier=offer.tier,
-            sku=offer.sku,
-            catalog=load_catalog(),
-        )
+    offer = launch.offer
+    if offer is None or launch.backend.name == "local":
+        return ""
+    try:
+        found = estimate_of(launch, prices)
     except IsthmusError:
         return ""
     hours = f"{found.hours:,.1f} h"

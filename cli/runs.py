@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from isthmus.cli.carrying import copy_run
+from isthmus.cli.cost_recipe import PRICES
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
@@ -109,16 +110,15 @@ def _status_text(facts: dict[str, Any]) -> str:
         if facts["samples_per_s"] is not None:
             line += f"  {facts['samples_per_s']:.4g} samples/s"
         lines.append(line)
-    if facts["checkpoints"]:
     if facts["encode"]:
         lines += _encode_lines(facts["encode"])
+    if facts["checkpoints"]:
         lines.append(f"  checkpoint  step {facts['checkpoints'][-1]}")
     lines += [f"  alarm       {alarm}" for alarm in facts["alarms"]]
     lines.append(f"  directory   {facts['run_uri']}")
     return "\n".join(lines)
 
 
-def logs(
 def _encode_lines(told: dict[str, Any]) -> list[str]:
     """Of an encode job: where it reads and writes, and how far it is."""
     lines = [f"  source      {told.get('source')}", f"  dataset     {told.get('dest')}"]
@@ -133,6 +133,7 @@ def _encode_lines(told: dict[str, Any]) -> list[str]:
     return lines
 
 
+def logs(
     run: str = _RUN,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the run ends."),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each line."),
@@ -181,6 +182,7 @@ def resume(
     ),
     detach: bool = typer.Option(False, "--detach", help="Return at once; the run goes on."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask, even when there are warnings."),
+    prices: str = PRICES,
     as_json: bool = typer.Option(False, "--json", help="Print JSON; the log goes to stderr."),
 ) -> None:
     """Go on with a run from its newest checkpoint, also with another world size, batch or length.
@@ -201,14 +203,15 @@ def resume(
     from isthmus.storage.rundir import RunDirectory
 
     record: Record = find_current(run)
-    names, price = named(backend), price_function()
+    names, price = named(backend), price_function(prices)
     recipe = recipe_of(RunDirectory.open(record.run_uri).read_run_json())
     count = len(destinations(recipe, names)) if names else 1
 
     def make(choice: int) -> Launch:
         # Without names it goes on where it was; a supervisor may move it later.
         return prepare_resume(
-            record, overrides, backends=names, choice=choice if names else None, detach=detach, price=price
-        )
+            record, overrides, backends=names, choice=choice if names else None, detach=detach, price=price,
+            keep_price=not prices,
+        )  # fmt: skip
 
-    run_launch(make, count, Path.cwd(), yes=yes, as_json=as_json, follow=follow, by="resume")
+    run_launch(make, count, Path.cwd(), yes=yes, as_json=as_json, follow=follow, by="resume", prices=prices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from isthmus.cli.cost_recipe import PRICES
 from isthmus.cli.output import emit
 
 
@@ -21,6 +22,7 @@ def supervise(
     ),
     interval: float = typer.Option(30.0, "--interval", metavar="SECONDS", min=0.1, help="Between two looks."),
     no_log: bool = typer.Option(False, "--no-log", help="Do not show the log of its jobs."),
+    prices: str = PRICES,
     as_json: bool = typer.Option(False, "--json", help="Print JSON; the log goes to stderr."),
 ) -> None:
     """Look after a run: complete its submission, resubmit what was preempted, fail over, keep its budget.
@@ -40,10 +42,13 @@ def supervise(
     record = find(run)
     if not once:
         facts: dict[str, object] = {"run": record.id, "run_uri": record.run_uri}
-        look_after(record.run_uri, record.id, facts, as_json=as_json, interval=interval, log=not no_log)
+        look_after(
+            record.run_uri, record.id, facts, as_json=as_json, interval=interval, log=not no_log, prices=prices
+        )  # fmt: skip
     look = Supervisor(
         record.run_uri,
-        price=price_function(),
+        price=price_function(prices),
+        keep_prices=not prices,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     ).look()
     why = f" ({look.why})" if look.why else ""

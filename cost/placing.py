@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import date
 
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.recipe.summary import admitted_world_sizes
-from isthmus.cost.catalog import Catalog, Price
+from isthmus.cost.catalog import CURRENCY, Catalog, Price
 from isthmus.cost.regions import check_region
 from isthmus.errors import UsageError
 
@@ -121,6 +122,32 @@ def place(
         nodes=nodes_for(recipe, chosen.gpus, nodes),
         price=find_price(catalog, backend, chosen.sku, region, tier),
         why=why,
+    )
+
+
+def priced_at(found: Place, usd_per_hour: float, source: str) -> Place:
+    """The place at another price than the catalog's, such as one that a backend's settings name.
+
+    Args:
+        usd_per_hour: of all nodes.
+        source: who says so.
+    """
+    return replace(
+        found,
+        price=Price(
+            backend=found.backend,
+            service=found.backend,
+            sku=found.sku,
+            gpu=found.gpu,
+            gpus=found.gpus_per_node,
+            region=found.region,
+            tier=found.tier,
+            usd_per_hour=usd_per_hour / found.nodes,
+            currency=CURRENCY,
+            unit="hour",
+            source=source,
+            as_of=date.today().isoformat(),
+        ),
     )
 
 

@@ -127,7 +127,7 @@ def _attempt(
     catalog: Catalog | None,
 ) -> Attempt:
     destination = one.get("destination") or {}
-    offer = destination.get("offer") or {}
+    offer = _machines(one)
     backend = str(destination.get("backend") or (one.get("rendered") or {}).get("backend") or "unknown")
 
     def today(tier: str | None) -> float | None:
@@ -140,7 +140,7 @@ def _attempt(
     seconds = ran if meter is None else meter.seconds
     if meter is not None and meter.billable_s is not None:
         # Billed seconds are of the price on demand: with a spot price they would be discounted twice.
-        spot = _is_spot(one)
+        spot = offer.get("tier") == "spot"
         full = today("on_demand") if spot else None
         if full is not None:
             price, source = full, "today"
@@ -161,11 +161,9 @@ def _attempt(
     )
 
 
-def _is_spot(one: Mapping[str, Any]) -> bool:
-    """By the offer, or by SageMaker's request where the tier was the settings'."""
-    offer = (one.get("destination") or {}).get("offer") or {}
-    request = (one.get("rendered") or {}).get("request") or {}
-    return offer.get("tier") == "spot" or bool(request.get("EnableManagedSpotTraining"))
+def _machines(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Region, tier and SKU of a submission: what its backend told, else what the recipe's offer asked for."""
+    return one.get("runs_on") or (one.get("destination") or {}).get("offer") or {}
 
 
 CHANGES = ("backend", "region", "tier", "sku", "nodes")

@@ -1,4 +1,7 @@
-"""The preflight of buckets: they are there, in the job's region, with data that is a dataset and fits on the disk."""
+"""The preflight of buckets: they are there, in the job's region, and the data fits on the disk.
+
+Whether it is a dataset, every backend's launch looks at by itself (`isthmus.backends.preflight`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from isthmus.backends.sagemaker.render import VOLUME_GB, Choice, settings_of
 from isthmus.backends.spec import Finding, Job
 
 ATTEMPTS = 3
-MANIFEST = "manifest.json"
 _PAGES = 200
 """Pages of a listing that a size is taken from: 200,000 objects."""
 
@@ -20,7 +22,7 @@ Question = tuple[str, Callable[[], Iterable[Finding]]]
 
 
 def questions(job: Job, clients: Clients, choice: Choice) -> list[Question]:
-    """One for each bucket, one for each dataset, and one for the disk."""
+    """One for each bucket, and one for the disk."""
     found: list[Question] = []
     for bucket, fields in _fields(job).items():
 
@@ -28,23 +30,12 @@ def questions(job: Job, clients: Clients, choice: Choice) -> list[Question]:
             return _bucket(bucket, fields, str(choice.region), clients)
 
         found.append((f"bucket {bucket}", ask))
-    sources = (("data", job.recipe.data.sources), ("validation", job.recipe.validation.sources))
-    for section, listed in sources:
-        for index, source in enumerate(listed):
-            roots = [source.uri] if isinstance(source.uri, str) else list(source.uri)
-
-            def look(name: str = f"{section}.sources.{index}", roots: list[str] = roots) -> Iterable[Finding]:
-                return _dataset(name, roots, clients)
-
-            found.append((f"{section}.sources.{index}", look))
     if job.recipe.data.access == "download":
         found.append(("the size of the data", lambda: _disk(job, choice, clients)))
     return found
 
 
 def buckets(job: Job) -> list[str]:
-    if job.recipe.encode is not None:
-        named += [(f"encode.{name}", str(getattr(job.recipe.encode, name))) for name in ("source", "dest")]
     """`bucket/prefix` of everything that the job reads from S3."""
     return [uri.removeprefix("s3://") for _, uri in places(job.recipe) if uri.startswith("s3://")]
 
@@ -52,6 +43,8 @@ def buckets(job: Job) -> list[str]:
 def _fields(job: Job) -> dict[str, list[str]]:
     """Bucket -> the recipe's fields that name it."""
     named = [*places(job.recipe), ("run_directory", job.run_uri)]
+    if job.recipe.encode is not None:
+        named += [(f"encode.{name}", str(getattr(job.recipe.encode, name))) for name in ("source", "dest")]
     if settings_of(job).output:
         named.append(("backends.sagemaker.output", str(settings_of(job).output)))
     found: dict[str, list[str]] = {}
@@ -84,22 +77,6 @@ def _bucket(name: str, fields: list[str], region: str, clients: Clients) -> Iter
 
 def _location(client: Any, name: str) -> str:
     return str(client.get_bucket_location(Bucket=name).get("LocationConstraint") or "us-east-1")
-
-
-def _dataset(field: str, roots: list[str], clients: Clients) -> Iterator[Finding]:
-    client = clients("s3", attempts=ATTEMPTS)
-    for uri in roots:
-        if not uri.startswith("s3://"):
-            return
-        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-        try:
-            client.head_object(Bucket=bucket, Key=f"{prefix.rstrip('/')}/{MANIFEST}".lstrip("/"))
-        except Exception as error:
-            if code_of(error) not in ("404", "NoSuchKey", "NoSuchBucket"):
-                raise
-            continue
-        return
-    yield rules_online.DATASET.found(f"{field}: no {MANIFEST} at {roots[0]}")
 
 
 def _disk(job: Job, choice: Choice, clients: Clients) -> Iterator[Finding]:

@@ -74,11 +74,6 @@ BUCKET_REGION = _rule(
     "a TB within the United States and Europe), in every epoch.",
     "run where the data is, or copy it once: isthmus data copy", "botocore's model of InputDataConfig",
 )  # fmt: skip
-DATASET = _rule(
-    "dataset", "error", "No latent dataset where the recipe says.",
-    "There is no manifest.json, so that the first step would fail.",
-    "correct the URI, or encode the dataset there", "storage/shards", 2,
-)  # fmt: skip
 DATA_SIZE = _rule(
     "data-size", "error", "The data does not fit on a node's disk.",
     "access download copies all of it to every node.",

@@ -163,8 +163,18 @@ def test_what_has_no_room_is_passed_over_and_all_full_is_refused_with_3(laptop: 
     assert checks["preflight.data"] == "ok"
     assert checks["preflight.run-directory"] == "ok"
     assert not (laptop.folder / "runs" / "two").exists()
-    code, _, _ = laptop.isthmus("doctor", "tiny.yaml", "--set", "data.sources.0.uri=nowhere")
+    nowhere = ("tiny.yaml", "--set", "data.sources.0.uri=nowhere")
+    code, out, _ = laptop.isthmus("doctor", *nowhere)
     assert code == 3
+    wrong = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  error")]
+    assert len(wrong) == 2, "once a place"
+    assert wrong[0].endswith("[preflight.data]")
+    code, _, err = laptop.isthmus("launch", *nowhere)
+    assert code == 3, "what doctor refuses, launch refuses with the same code"
+    assert err.startswith(f"error: {wrong[0].removesuffix('  [preflight.data]')}")
+    for verb in ("doctor", "launch"):
+        code, _, err = laptop.isthmus(verb, "tiny.yaml", "--set", "data.lanes=0")
+        assert code == 2, "what is wrong with the recipe itself is no refusal"
 
 
 def test_a_place_that_cannot_take_the_run_over_is_told_of_before(laptop: Laptop, paper: Paper) -> None:

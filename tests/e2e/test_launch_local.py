@@ -280,7 +280,7 @@ def test_the_budget_stops_it_for_good(desk: Desk) -> None:
     assert code == 4, out
     assert desk.run("one").events("note")[0]["usd"] == "3600"
     code, _, err = desk.isthmus("launch", "tiny.yaml", "--set", "budget.max_usd=1")
-    assert code == 2
+    assert code == 3
     assert "budget.max_usd needs a price" in err
 
 
@@ -296,17 +296,17 @@ def test_grace_is_honoured(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--set", "compute.nodes=2", "--set", "compute.gpus_per_node=1"), 2, "this machine is one node"),
-        (("--set", "compute.gpu=a100-80gb"), 2, "CUDA devices"),
-        (("--set", "data.sources.0.uri=nowhere"), 2, "no latent dataset here"),
-        (("--set", "encoders.autoencoder.kind=diffusers"), 2, "autoencoder"),
+        (("--set", "compute.nodes=2", "--set", "compute.gpus_per_node=1"), 3, "this machine is one node"),
+        (("--set", "compute.gpu=a100-80gb"), 3, "CUDA devices"),
+        (("--set", "data.sources.0.uri=nowhere"), 3, "no latent dataset here"),
+        (("--set", "encoders.autoencoder.kind=diffusers"), 3, "autoencoder"),
         (("--set", "data.memory_limit=1 KB"), 2, "memory_limit"),
         (("--set", "backends.local.graze=3 s"), 2, "did you mean `grace`?"),
         (("--set", "backends.locl.grace=3 s"), 2, "did you mean `local`?"),
-        (("--set", "run_directory=tiny.yaml"), 1, "a part of the path is a file"),
+        (("--set", "run_directory=tiny.yaml"), 3, "a part of the path is a file"),
         (("--run-id", "../out"), 2, "cannot be a run id"),
         (("--backend", "azure"), 2, "no subscription, resource_group, workspace"),
-        (("--backend", "sagemaker"), 2, "is not on S3"),
+        (("--backend", "sagemaker"), 3, "is not on S3"),
         (("--backend", "loca"), 2, "did you mean local?"),
     ],
 )
@@ -333,7 +333,7 @@ def test_no_torch_is_one_line(desk: Desk) -> None:
     )
     desk.environment["PYTHONPATH"] = str(hide)
     code, _, err = desk.isthmus("launch", "tiny.yaml")
-    assert code == 2
+    assert code == 3
     assert err == "error: training needs torch, which is not installed\nhint: pip install 'isthmus[train]'\n"
 
 

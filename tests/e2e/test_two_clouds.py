@@ -117,9 +117,9 @@ class Evictor:
             longest = 15.0
             if len(self.moments) % 2:
                 # Every other one shall meet a training run: the first seconds of a start are imports.
-                resumed, deadline = len(run.events("resumed")), time.monotonic() + 60
-                while len(run.events("resumed")) == resumed and time.monotonic() < deadline:
-                    if self.over.wait(0.2):
+                attempt, deadline = run.events("started")[-1]["attempt"], time.monotonic() + 60
+                while not self._trains(run, attempt) and time.monotonic() < deadline:
+                    if self.over.wait(0.5):
                         return
                 longest = 5.0
             if self.over.wait(self.chance.uniform(0.0, longest)):
@@ -128,6 +128,12 @@ class Evictor:
             if self.clouds.strike(self.backend, self.clouds.job_names(self.backend, self.run_id)[-1]):
                 self.moments.append(at)
             seen = begun
+
+    @staticmethod
+    def _trains(run: RunDirectory, attempt: int) -> bool:
+        """Whether the attempt has begun to train: from a checkpoint it says so, from the first step its figures do."""
+        told = any(event["attempt"] == attempt for event in run.events("resumed"))
+        return told or any(row["attempt"] == attempt for row in run.read_metrics("train"))
 
     def __enter__(self) -> Evictor:
         self.thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,13 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     for name, value in AZURE.items():
         monkeypatch.setenv(name, value)
 
-    def run(*overrides: str, offers: str = "[{backend: azure, region: eastus}]") -> tuple[int, str, str]:
+    def run(
+        *overrides: str, offers: str = "[{backend: azure, region: eastus}]", options: tuple[str, ...] = ()
+    ) -> tuple[int, str, str]:
         sets = [word for override in (f"compute.offers={offers}", *overrides) for word in ("--set", override)]
         settings = "backends={azure: {environment: {registered: 'training:3'}, compute: a-cluster, spot_compute: another}}"
         with pytest.raises(SystemExit) as ended:
-            main(["launch", "sdxl-progressive", "--dry-run", "--set", settings, *sets])
+            main(["launch", "sdxl-progressive", "--dry-run", "--set", settings, *sets, *options])
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -42,6 +45,48 @@ def test_a_budget_below_the_lower_end_refuses(launch) -> None:  # type: ignore[n
     code, _, err = launch("budget={max_hours: 150}")
     assert code == 3
     assert "budget.max_hours 150 h cannot be enough" in err
+
+
+def test_the_price_of_the_settings_is_the_one_that_the_budget_is_checked_by(launch) -> None:  # type: ignore[no-untyped-def]
+    """Nobody lists ml.p4de on SageMaker; the team's own price is what rank 0 keeps the cap by, too."""
+    words = (
+        "budget.max_usd=10",
+        "backends={sagemaker: {role_arn: 'arn:aws:iam::123456789012:role/x', image: 'x/y:1', %s}}",
+    )
+    places = "[{backend: sagemaker, region: us-east-1, sku: ml.p4de.24xlarge}]"
+    own = words[1] % "usd_per_hour: 600"
+    code, _, err = launch(words[0], own, offers=places)
+    assert code == 3, err
+    assert "budget.max_usd $10.00 cannot be enough: $" in err
+    assert "on sagemaker us-east-1 on_demand 16 x ml.p4de.24xlarge" in err
+    low, high = (float(word.replace(",", "")) for word in re.findall(r"\$([\d,]+)(?= to| are)", err))
+    code, _, err = launch("budget.max_usd=10", words[1] % "usd_per_hour: 300", offers=places)
+    half = [float(word.replace(",", "")) for word in re.findall(r"\$([\d,]+)(?= to| are)", err)]
+    assert half == [pytest.approx(low / 2, rel=0.02), pytest.approx(high / 2, rel=0.02)]
+    code, _, err = launch("budget.max_usd=10", words[1] % "region: us-east-1", offers=places)
+    assert code == 0, err
+    assert "cannot be checked: sagemaker us-east-1" in err
+
+
+def test_a_file_of_prices_at_a_launch(launch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """As for `cost`: over the snapshot, for the price of an hour, the total and the budget; a bad one is refused first."""
+    row = "{backend: azure, sku: Standard_ND96amsr_A100_v4, region: italynorth, usd_per_hour: %s}"
+    file = tmp_path / "ours.yaml"
+    file.write_text(f"prices:\n  - {row % 27.5}\n")
+    places = "[{backend: azure, region: italynorth}]"
+    code, _, err = launch("budget.max_usd=10", offers=places, options=("--prices", str(file)))
+    assert code == 3, err
+    assert "budget.max_usd $10.00 cannot be enough: $" in err
+    code, out, err = launch(offers=places, options=("--prices", str(file)))
+    assert code == 0, err
+    assert '"ISTHMUS_USD_PER_HOUR": "440"' in out, "rank 0 keeps the cap by it: 16 x 27.50"
+    file.write_text(f"prices:\n  - {row % -1}\n")
+    code, _, err = launch(offers=places, options=("--prices", str(file)))
+    assert code == 2
+    assert "ours.yaml" in err
+    code, _, err = launch(offers=places, options=("--prices", str(tmp_path / "nowhere.yaml")))
+    assert code == 2
+    assert "nowhere.yaml" in err
 
 
 def test_a_budget_within_the_interval_warns_and_one_above_says_nothing(launch) -> None:  # type: ignore[no-untyped-def]

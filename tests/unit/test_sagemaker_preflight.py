@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sagemaker_recipes import make_job, sm
 
+from isthmus.backends.preflight import look as shared_look
 from isthmus.backends.sagemaker import preflight_places, rules
 from isthmus.backends.sagemaker.aws import Clients
 from isthmus.backends.sagemaker.backend import SageMakerBackend
@@ -93,7 +94,6 @@ def test_a_good_job_finds_nothing(cloud: SageMakerEmulator, backend: SageMakerBa
         (sm(image=f"{ECR}/team/nothing"), {}, "image-missing", "team/nothing", 3),
         (["run_directory=s3://no-such-bucket-here/runs"], {}, "bucket", "there is no bucket no-such-bucket-here", 2),
         (["data.sources.0.uri=s3://far-away/quickstart"], {}, "bucket-region", "far-away is in eu-west-1, the job in us-east-1", 3),
-        (["data.sources.0.uri=s3://example-bucket/nothing"], {}, "dataset", "s3://example-bucket/nothing", 2),
         (sm(subnets=["subnet-0"], security_groups=["sg-0"]), {}, "subnets", "subnet-0", 3),
         (sm(region="us-est-1"), {}, "no-region", "us-est-1", 2),
     ],
@@ -114,6 +114,16 @@ def test_what_is_wrong_is_one_line(
     assert found[0].level == "error"
     assert found[0].exit_code == code
     assert found[0].fix
+
+
+def test_data_that_is_not_there_is_said_once(cloud: SageMakerEmulator, backend: SageMakerBackend) -> None:
+    """By the look that every backend's launch takes; SageMaker's own asks for what only the cloud knows."""
+    words = (f"backends.sagemaker.role_arn={cloud.role}", "data.sources.0.uri=s3://example-bucket/nothing")
+    job = make_job(*words)
+    assert backend.preflight(job) == []
+    told = [finding for _, findings in shared_look(job) for finding in findings]
+    said = [(one.id, one.exit_code) for one in told if "nothing" in one.message]
+    assert said == [("preflight.data", 2)]
 
 
 def test_the_cost_of_another_region_is_said(cloud: SageMakerEmulator, backend: SageMakerBackend) -> None:

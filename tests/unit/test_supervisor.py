@@ -417,6 +417,21 @@ def test_nothing_secret_is_put_down(begin: Begin, tmp_path: Path, monkeypatch: p
     assert not any(b"Zq7secretZq7" in text for text in texts)
 
 
+def test_an_attempt_costs_what_the_one_before_it_did(begin: Begin, paper: Paper, tmp_path: Path) -> None:
+    """The price may have come from a file that the supervisor does not have; without one nobody keeps the cap."""
+    launch = begin(compute={"max_restarts": 5})
+    start(launch, tmp_path)
+    paper.set("one-01", "preempted", "spot interruption")
+    look(launch, price=lambda *_: None)
+    assert paper.job("one-02")["request"]["usd_per_hour"] == 10.0
+    paper.set("one-02", "preempted", "spot interruption")
+    look(launch, price=lambda *_: 7.0, keep_prices=False)
+    assert paper.job("one-03")["request"]["usd_per_hour"] == 7.0
+    again = [one.data["usd_per_hour"] for one in run_of(launch).submissions().all()]
+    assert again == [10.0, 10.0, 7.0]
+    assert run_of(launch).submissions().all()[1].data["runs_on"]["region"] == "north"
+
+
 def test_a_job_that_its_cloud_took_and_does_not_know_is_said_with_a_hint(
     begin: Begin, paper: Paper, tmp_path: Path
 ) -> None:
