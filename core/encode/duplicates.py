@@ -122,7 +122,7 @@ def find_duplicates(
         seed: of the few.
         progress: called with rows done and rows in all.
 
-    Memory: about 80 bytes a row, and a few blocks.
+    Memory: about 120 bytes a row, and a few blocks.
 
     Raises:
         UsageError: the distance is out of range, or a preview shows too little.

@@ -1,0 +1,115 @@
+"""``isthmus data duplicates``: pictures that a dataset holds more than once, or nearly so."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from isthmus.cli.output import emit
+
+if TYPE_CHECKING:
+    from isthmus.core.encode.duplicates import Duplicates, Member
+
+_ROOTS = typer.Argument(help="A dataset's folder or URI; its roots, when its shards are spread over several.")
+_SHOWN = 10
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `isthmus data`."""
+    group.command("duplicates")(duplicates)
+
+
+def duplicates(
+    roots: list[str] = _ROOTS,
+    distance: int = typer.Option(
+        4, "--distance", help="Bits of 64 that the hashes of two may differ by, 0 to 8."
+    ),
+    decode: bool = typer.Option(
+        False, "--decode", help="Decode every latent, instead of a few to learn what their channels show."
+    ),
+    out: str = typer.Option("", "--out", metavar="FILE.jsonl", help="Write every group, one a line."),
+    resolution: int | None = typer.Option(
+        None, "--resolution", help="That is looked at; default: the smallest."
+    ),
+    recipe: str = typer.Option("", "--recipe", help="Whose autoencoder; a patch_pca lies beside the data."),
+    autoencoder: str = typer.Option(
+        "", "--autoencoder", help="A folder, URI or hub name; instead of a recipe."
+    ),
+    device: str = typer.Option("auto", "--device", help="Where it decodes: auto, cpu, cuda."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Find pictures that look alike, by perceptual hashes of what the latents show. Nothing is changed.
+
+    Example: isthmus data duplicates ./data --out duplicates.jsonl
+    """
+    import json
+    import time
+    from dataclasses import asdict
+
+    from isthmus.cli.data_looking import autoencoder_source, write_file
+    from isthmus.core.encode.looking import open_autoencoder, resolution_of
+    from isthmus.storage.shards import open_dataset
+
+    dataset = open_dataset(roots)
+    pixels = resolution_of(dataset, resolution, smallest=True)
+    decoder = open_autoencoder(dataset, autoencoder_source(recipe, autoencoder), device=device)
+    from isthmus.core.encode.duplicates import find_duplicates
+
+    began = last = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            print(f"{done:,} of {of:,} pictures, {done / (last - began):,.0f}/s", file=sys.stderr, flush=True)
+
+    found = find_duplicates(
+        dataset, decoder, resolution=pixels, distance=distance, whole=decode, progress=tell
+    )
+    if out:
+        lines = [
+            json.dumps({"group": number, "rows": [asdict(row) for row in rows]}, ensure_ascii=False)
+            for number, rows in enumerate(found.members(dataset, found.groups))
+        ]
+        write_file(out, "".join(f"{line}\n" for line in lines).encode())
+    shown = list(found.members(dataset, found.groups[:_SHOWN]))
+    result = {
+        "uri": dataset.uri,
+        "fingerprint": dataset.fingerprint,
+        "samples": found.samples,
+        "resolution": pixels,
+        "distance": distance,
+        "explained": found.explained,
+        "groups": len(found.groups),
+        "rows": found.surplus + len(found.groups),
+        "surplus": found.surplus,
+        "largest": [[asdict(row) for row in rows] for rows in shown],
+        "file": out or None,
+    }
+    emit(result, as_json=as_json, text=lambda: _describe(result, found, shown))
+
+
+def _describe(result: dict[str, Any], found: Duplicates, shown: list[list[Member]]) -> str:
+    share = 100 * found.surplus / found.samples if found.samples else 0.0
+    lines = [
+        f"{found.samples:,} pictures at {found.resolution} px: {len(found.groups):,} groups of look-alikes (up to"
+        f" {found.distance} bits of 64 between neighbours), {found.surplus:,} pictures more than one of each,"
+        f" {share:.2g} %"
+    ]
+    if found.explained is not None:
+        lines.append(
+            f"seen without decoding: a linear preview that shows {found.explained:.0%} of light and dark"
+        )
+    for rows in shown:
+        names = ", ".join(f"{row.key}{f' ({row.distance})' if row.distance else ''}" for row in rows[:6])
+        lines.append(f"  {len(rows)}: {names}{', ...' if len(rows) > 6 else ''}")
+    if len(found.groups) > len(shown):
+        more = f"and {len(found.groups) - len(shown):,} groups more"
+        lines.append(
+            f"{more}; all are in {result['file']}" if result["file"] else f"{more}: --out FILE.jsonl"
+        )
+    elif result["file"]:
+        lines.append(f"written to {result['file']}")
+    return "\n".join(lines)
