@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -88,6 +89,13 @@ def marked(mark: str) -> list[int]:
             if wanted in entry.read_bytes().split(b"\0"):
                 found.append(int(entry.parent.name))
     return found
+
+
+def free_port() -> int:
+    """A port that nobody on this machine listens at now, at whatever address."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 class Loopback:

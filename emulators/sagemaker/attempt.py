@@ -11,7 +11,7 @@ from typing import Literal
 from isthmus.emulators.hosts import Cluster, Container, Host
 from isthmus.emulators.image import find_image
 from isthmus.emulators.namespaces import Bridge
-from isthmus.emulators.processes import Loopback
+from isthmus.emulators.processes import Loopback, free_port
 from isthmus.emulators.sagemaker.bucket import download
 from isthmus.emulators.sagemaker.checkpoints import Mirror
 from isthmus.emulators.sagemaker.job import TrainingJob
@@ -64,6 +64,8 @@ class Attempt:
         self.code = 0
         """Exit code of the host that failed first."""
         self.metrics = Metrics(job)
+        self._port = 0
+        """MASTER_PORT of plain processes: all jobs of this machine share its ports, whatever address they are at."""
         self._s3 = site.client("s3", job.region)
         self._logs = site.client("logs", job.region)
         self._cloudwatch = site.client("cloudwatch", job.region)
@@ -86,6 +88,7 @@ class Attempt:
                 net = self.site.nets.pop()
                 stack.callback(self.site.nets.append, net)
                 cluster = Loopback(self.count, net)
+                self._port = free_port()
                 stack.callback(cluster.close)
                 # A process cannot be kept from the network; without keys it cannot use the store at least.
                 url = None if isolated else self.site.outer_url
@@ -171,6 +174,7 @@ class Attempt:
             command = [rewritten(part, ml) for part in command]
             environment = {key: rewritten(value, ml) for key, value in environment.items()}
             environment["SAGEMAKER_BASE_DIR"] = str(ml)
+            environment.setdefault("MASTER_PORT", str(self._port))
             return Container(command=command, environment=environment, home=place.root / "home", cwd=str(ml))
         binds = {ML: place.ml, "/etc/hosts": place.root / "hosts"}
         path = checkpoint_path(request)

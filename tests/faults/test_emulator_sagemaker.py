@@ -397,11 +397,18 @@ def test_without_root_hosts_are_processes_and_it_says_so(tmp_path: Path) -> None
         )
         sagemaker = boto3.client("sagemaker", **keywords)
         sagemaker.create_training_job(**body)
+        # Two at once: what one binds for its rendezvous, on all addresses as torch's store does, the other must not need.
+        binds = "import os,socket as s;a=s.socket();a.bind(('',int(os.environ['MASTER_PORT'])));print('bound',flush=True);input()"
+        held = f'sleep 3 | {sys.executable} -c "{binds}" || [ $? = 1 ]; echo $MASTER_PORT'
+        for name in ("one", "other"):
+            sagemaker.create_training_job(**request(told["role"], name, held))
         until_ready(keywords, 1)
         assert asked(told["endpoint"], "state", job="plain") == "InProgress/Training"
         asked(told["endpoint"], "evict", job="plain")
         until_ready(keywords, 2)
         assert "Restarting" in statuses(sagemaker.describe_training_job(TrainingJobName="plain"))
+        said = said_by(keywords, "one") + said_by(keywords, "other")
+        assert said.count("bound") == 2, said
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     finally:
@@ -416,6 +423,18 @@ def asked(endpoint: str, verb: str, **content: Any) -> str:
 
     with urllib.request.urlopen(f"{endpoint}/emulator/{verb}", json.dumps(content).encode()) as answer:
         return str(json.load(answer).get("state"))
+
+
+def said_by(keywords: dict[str, str], name: str) -> list[str]:
+    """The log of a job that is over, or will be soon."""
+    deadline = time.monotonic() + 30
+    sagemaker, logs = (boto3.client(service, **keywords) for service in ("sagemaker", "logs"))
+    while sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    group = "/aws/sagemaker/TrainingJobs"
+    found = logs.filter_log_events(logGroupName=group, logStreamNamePrefix=f"{name}/")["events"]
+    return [event["message"] for event in found]
 
 
 def until_ready(keywords: dict[str, str], times: int) -> None:
