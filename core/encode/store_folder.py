@@ -50,7 +50,7 @@ class StoreFolder(PieceSource):
                 hint=f"files ending in {', '.join(sorted(SUFFIXES))}, or .tar, .parquet, .arrow",
             )
         self._lost = sorted(set(self._entries or ()) - names)
-        self.description = f"pictures of {place.name}"
+        self.description = f"pictures of the folder {place.name}"
 
     def read(self, piece: Piece) -> Iterator[Pending | Rejected]:
         """One file, and before the first one what is listed and not there."""
