@@ -53,20 +53,22 @@ def _price(price: Price, today: date) -> Iterable[str]:
         yield "needs a sku and a region"
     if price.unit != "hour":
         yield f"unit `{price.unit}` is not hour"
-    if price.gpus < 1:
+    if price.gpus < (0 if price.gpu == "none" else 1):
         yield f"{price.gpus} GPUs"
     known = gpu_of(price.sku)
     if known and known != (price.gpu, price.gpus):
         yield f"says {price.gpus} x {price.gpu}; the machine has {known[1]} x {known[0]}"
     usd = price.usd_per_hour
-    if usd is None or price.gpus < 1:
+    if usd is None or (price.gpus < 1 and price.gpu != "none"):
         return
     if not isfinite(usd) or usd <= 0:
         yield f"a price of {usd:g} dollars (leave usd_per_hour empty where nobody prices it)"
         return
     low, high = GPU_USD_PER_HOUR.get(price.gpu, (0.02, 100))
-    if not low <= usd / price.gpus <= high:
-        yield f"{usd / price.gpus:.4g} dollars for one {price.gpu} and hour is not between {low:g} and {high:g}"
+    each = usd / max(1, price.gpus)
+    if not low <= each <= high:
+        what = "a machine without GPUs" if price.gpu == "none" else f"one {price.gpu}"
+        yield f"{each:.4g} dollars for {what} and hour is not between {low:g} and {high:g}"
 
 
 def _common(backend: str, currency: str, source: str, as_of: str, today: date) -> Iterable[str]:

@@ -129,6 +129,10 @@ GOOD = Price(
         ({"gpus": 0}, "0 GPUs"),
         ({"usd_per_hour": 1.0}, "0.125 dollars for one h100-80gb and hour is not between 0.5 and 35"),
         ({"usd_per_hour": 9832.0}, "is not between"),
+        (
+            {"sku": "x", "gpu": "none", "gpus": 0, "usd_per_hour": 200.0},
+            "200 dollars for a machine without GPUs",
+        ),
         ({"currency": "EUR"}, "currency is EUR"),
         ({"as_of": "2027-01-01"}, "as_of 2027-01-01 is in the future"),
         ({"as_of": "last week"}, "is no date"),
@@ -143,6 +147,13 @@ def test_what_public_catalogs_get_wrong_is_refused(change: dict[str, object], me
     assert price_problems([GOOD], TODAY) == []
     found, *_ = price_problems([replace(GOOD, **change)], TODAY)  # type: ignore[arg-type]
     assert message in found
+
+
+def test_a_machine_without_gpus_may_be_priced() -> None:
+    assert (
+        price_problems([replace(GOOD, sku="Standard_D4ds_v5", gpu="none", gpus=0, usd_per_hour=0.3)], TODAY)
+        == []
+    )
 
 
 def test_spot_must_be_below_on_demand_and_rows_unique() -> None:
