@@ -54,7 +54,7 @@ quickstart: setup
 
 test: setup system
 	$(PYTEST) tests/unit -m "not slow and not long" -n 2
-	$(PYTEST) tests/conformance tests/e2e tests/faults -m "not slow and not long" --durations 10
+	$(PYTEST) tests/conformance tests/e2e tests/faults -m "not slow and not long" -n 2 --dist loadfile --durations 10
 
 # The slow tests too.
 test-all: test
