@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,11 @@ from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
 
 _IOVECS = 1024  # IOV_MAX of Linux
 _NBYTES = operator.attrgetter("nbytes")
+CHECK_S = 0.25
+"""How old the check of a file that is held may be."""
 _OPEN_FILES = 64
+APART = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
+"""File systems of disks and memory that this machine's own page cache stands before."""
 _FIRST_SEEN_LIMIT = 1_000_000  # names; a dataset has thousands of shards
 
 
@@ -33,25 +38,27 @@ class _Seen(NamedTuple):
     size: int
 
 
-class _Open:
+class Held:
     """An open file and how many reads use it; closed when nobody does and it left the cache."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.users, self.dropped = descriptor, 0, False
+        self.checked = 0.0
+        """When it was last found to be the file that the index describes."""
 
 
 class _Descriptors:
     """Open files by name, a small LRU. A file that is in use is closed after its last reader."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._limit = folder, limit
+        self._folder, self.limit = folder, limit
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, _Open] = OrderedDict()
+        self._files: OrderedDict[str, Held] = OrderedDict()
 
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[int]:
         """The descriptor of a file, which stays open as long as the block runs."""
-        file = self._take(name)
+        file = self.take(name)
         try:
             yield file.descriptor
         except OSError:
@@ -59,11 +66,16 @@ class _Descriptors:
             self.drop(name)
             raise
         finally:
-            with self._lock:
+            self.give((file,))
+
+    def give(self, files: Sequence[Held]) -> None:
+        """Takes files back."""
+        with self._lock:
+            for file in files:
                 file.users -= 1
-                unused = file.dropped and not file.users
-            if unused:
-                os.close(file.descriptor)
+            unused = [file for file in files if file.dropped and not file.users]
+        for file in unused:
+            os.close(file.descriptor)
 
     def drop(self, name: str) -> None:
         """Forgets a file: the next read opens it again."""
@@ -79,7 +91,8 @@ class _Descriptors:
             self._files.clear()
         self._discard(files)
 
-    def _take(self, name: str) -> _Open:
+    def take(self, name: str) -> Held:
+        """A file, open until it is given back."""
         with self._lock:
             file = self._files.get(name)
             if file is not None:
@@ -87,7 +100,7 @@ class _Descriptors:
                 file.users += 1
                 return file
         # Opening may take long on a mount: not under the lock.
-        opened = _Open(os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC))
+        opened = Held(os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC))
         dropped = []
         with self._lock:
             other = self._files.get(name)
@@ -97,12 +110,12 @@ class _Descriptors:
             else:
                 self._files[name] = opened
                 opened.users += 1
-                while len(self._files) > self._limit:
+                while len(self._files) > self.limit:
                     dropped.append(self._files.popitem(last=False)[1])
         self._discard(dropped)
         return other or opened
 
-    def _discard(self, files: list[_Open]) -> None:
+    def _discard(self, files: list[Held]) -> None:
         for file in files:
             with self._lock:
                 file.dropped = True
@@ -133,7 +146,11 @@ class LocalRanges:
         self._first: dict[str, _Seen] = {}
         self._first_lock = threading.Lock()
         self._device = _device(folder)
-        self._inodes_count = not _is_fuse(folder)
+        kind = _kind(folder)
+        self._inodes_count = not kind.startswith("fuse")
+        self.apart = kind in APART
+        """Rows that lie apart may be read one by one: the page cache stands before the disk, and reads ahead when told.
+        Not so on a mount of a store or over a network, where each read may be a request."""
 
     def read(self, name: str, start: int, length: int, *, file_bytes: int | None = None) -> memoryview:
         """See `Ranges.read`."""
@@ -148,6 +165,38 @@ class LocalRanges:
         checked(name, self.uri)
         wanted = sum(map(_NBYTES, views))
         self._retry.run(name, lambda: self._attempt(name, start, views, wanted, file_bytes))
+
+    def hold(self, files: Sequence[tuple[str, int]]) -> list[Held]:
+        """Files (name, and bytes as the index has them) that stay open until they are given to :meth:`release`.
+
+        They are checked as `scatter` checks them when they were opened, then every quarter of a second, and whichever was
+        not checked for longest: one that was replaced meanwhile is read as it was. Nothing is tried again.
+
+        Raises:
+            OSError, DataError: as it comes; `scatter` says what it means, or rides it out.
+        """
+        held: list[Held] = []
+        self._files.limit = max(self._files.limit, 2 * len(files))
+        try:
+            held += [self._files.take(checked(name, self.uri)) for name, _ in files]
+            oldest = min((file.checked for file in held), default=0.0)
+            now = time.monotonic()
+            for file, (name, file_bytes) in zip(held, files, strict=True):
+                if file.checked > oldest and now - file.checked < CHECK_S:
+                    continue
+                status = os.fstat(file.descriptor)
+                if status.st_nlink == 0:
+                    raise FileNotFoundError(name)
+                self._check(name, status, file_bytes)
+                file.checked = now
+        except BaseException:
+            self.release(held)
+            raise
+        return held
+
+    def release(self, held: Sequence[Held]) -> None:
+        """The files are used no more."""
+        self._files.give(held)
 
     def close(self) -> None:
         """See `Ranges.close`."""
@@ -245,8 +294,8 @@ def _device(folder: Path) -> int | None:
         return None
 
 
-def _is_fuse(folder: Path) -> bool:
-    """Whether the folder lies on a FUSE mount."""
+def _kind(folder: Path) -> str:
+    """The kind of file system that a folder lies on; empty when it cannot be told."""
     kind, longest = "", -1
     try:
         path = str(folder.resolve())
@@ -257,5 +306,5 @@ def _is_fuse(folder: Path) -> bool:
             if inside and len(point) >= longest:
                 kind, longest = rest.split(" ")[0], len(point)
     except (OSError, IndexError, UnicodeError):
-        return False
-    return kind.startswith("fuse")
+        return ""
+    return kind

@@ -50,7 +50,8 @@ class Block:
             if column.kind == "bytes":
                 self.fixed[column.name] = values
             else:
-                self.numbers[column.name] = np.ascontiguousarray(values).view("<i4")[:, 0]
+                # A copy: the chunk may lie in memory that the next part of the block is read into.
+                self.numbers[column.name] = values.copy().view("<i4")[:, 0]
             return
         view = chunk.data
         header, length = page_header(view[:4096])
@@ -94,7 +95,9 @@ def block_reader(
         from isthmus.storage.shards.foreign import ForeignReader
 
         return ForeignReader(dataset, resolution, ranges, check=check)
-    return BlockReader(dataset, resolution, check=check, ranges=ranges)
+    from isthmus.storage.shards.rows import RowReader
+
+    return RowReader(dataset, resolution, check=check, ranges=ranges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from isthmus.errors import UsageError
 from isthmus.storage.filesystems import is_local
 from isthmus.storage.ranges.cache import Cache, CachedRanges
 from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.local import LocalRanges
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.spec import Ranges
@@ -143,6 +144,11 @@ class Access:
         """The reader of the root that holds a file."""
         return self._roots[self._root(name)]
 
+    @property
+    def places(self) -> tuple[Ranges, ...]:
+        """The readers of all roots."""
+        return tuple(self._roots.values())
+
     def expect(self, reads: Sequence[tuple[str, int]], *, anew: bool = False) -> None:
         """What this rank will read next, in order: files, and the bytes of each. Costs microseconds a read.
 
@@ -175,3 +181,9 @@ class Access:
             ranges.close()
         if self._cache is not None:
             self._cache.close()
+
+
+def rows_apart(access: Access) -> bool:
+    """Whether rows of a dataset may be read one by one at no cost: our layout, on disks of this machine."""
+    ours = access.dataset.manifest.columns is None
+    return ours and all(isinstance(place, LocalRanges) and place.apart for place in access.places)

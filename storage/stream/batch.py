@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +64,24 @@ class Layout:
         """Of the buffer."""
         return sum(_padded(width * self.rows) for _, width in self.columns)
 
+    @cached_property
+    def widths(self) -> NDArray[np.int64]:
+        """[columns] bytes of a row."""
+        return np.array([width for _, width in self.columns], np.int64)
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """[columns, rows] where each row's values start in the buffer."""
+        starts = np.cumsum([0, *(_padded(width * self.rows) for _, width in self.columns[:-1])])
+        return np.asarray(starts[:, None] + self.widths[:, None] * np.arange(self.rows), np.int64)
+
 
 class BatchBuffer:
     """The memory of one batch; reused, because fresh memory costs three times the copy (page faults)."""
 
     def __init__(self, memory: Bytes, layout: Layout) -> None:
         self.memory = memory
+        self.address: int = memory.__array_interface__["data"][0]
         self.bind(layout)
 
     def bind(self, layout: Layout) -> None:
@@ -81,16 +94,25 @@ class BatchBuffer:
         self.arrays: dict[str, Bytes] = {}
         """Column -> [rows, bytes of a row]."""
         self._shaped: dict[tuple[str, tuple[int, ...]], Float16] = {}
-        self.slots: list[Sequence[memoryview]] = []
-        """For each column of the layout, the memory of every row."""
+        self._slots: list[Sequence[memoryview]] | None = None
         at = 0
         for name, width in layout.columns:
             array = self.memory[at : at + width * layout.rows].reshape(layout.rows, width)
-            view = array.reshape(-1).data
             self.arrays[name] = array
-            self.slots.append([view[row * width : (row + 1) * width] for row in range(layout.rows)])
             at += _padded(width * layout.rows)
         self.numbers = np.zeros((layout.rows, len(layout.numbers)), np.int32)
+
+    @property
+    def slots(self) -> list[Sequence[memoryview]]:
+        """For each column of the layout, the memory of every row."""
+        found = self._slots
+        if found is None:
+            found = []
+            for name, width in self.layout.columns:
+                view, rows = self.arrays[name].reshape(-1).data, range(self.layout.rows)
+                found.append([view[row * width : (row + 1) * width] for row in rows])
+            self._slots = found  # whole: several threads read into one batch
+        return found
 
     def shaped(self, name: str, shape: tuple[int, ...]) -> Float16:
         """A column as [rows, *shape] of fp16; made once for a buffer, since every step asks for it."""

@@ -15,23 +15,30 @@ import numpy as np
 
 from isthmus.errors import UsageError
 from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.local import LocalRanges
+from isthmus.storage.ranges.many import available
 from isthmus.storage.shards.blocks import block_reader
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.spec import Float16, TextColumn
-from isthmus.storage.stream.access import Access
+from isthmus.storage.stream.access import Access, rows_apart
 from isthmus.storage.stream.batch import Allocate, Batch, allocate_touched
 from isthmus.storage.stream.depth import Depth
 from isthmus.storage.stream.describe import Describer, RowPlace
+from isthmus.storage.stream.gather import Gatherer
 from isthmus.storage.stream.memory import Need
 from isthmus.storage.stream.order import Order, StepPlace, check_world_size
 from isthmus.storage.stream.plan import Plan, Segment
 from isthmus.storage.stream.prefetch import Prefetcher
+from isthmus.storage.stream.rows import RowPlanner
 from isthmus.storage.stream.stage import BlockKey, StageReader, common_encoders
 from isthmus.storage.stream.windows import Cut, Planner
 from isthmus.storage.stream.work import Job, Kept, Read
 
 LEAST_DEPTH = 3
 """Reads in flight to start with, of a page-cached disk: two that copy, and one that gets ready meanwhile."""
+
+GATHER_DEPTH = 2, 4
+"""The same at least and at most where rows are gathered: what reads a disk ahead is the system."""
 
 
 class Loader:
@@ -101,6 +108,7 @@ class Loader:
         self._owned = not access
         self._stages: dict[int, StageReader] = {}
         self._orders: dict[Segment, Order] = {}
+        self._need_of: dict[Segment, Need] = {}
         self._largest_block = 1
         self._lock = threading.RLock()
         """Of plan, orders and lines, whose caches the planning thread and `describe` share."""
@@ -110,7 +118,7 @@ class Loader:
         self._plan = self._accept(plan)
         self._prefetcher = self._start(start_step)
 
-    def _start(self, step: int) -> Prefetcher:
+    def _start(self, step: int) -> Gatherer | Prefetcher:
         lanes = self.lanes // self.world_size
         stores = [
             access.ranges(dataset.index.file(0, "text"))
@@ -118,23 +126,37 @@ class Loader:
         ]
         least = LEAST_DEPTH if all(store.direct for store in stores) else LEAST_DEPTH + 1
         most = max(store.max_depth for store in stores)
+        mine = range(self.rank * lanes, (self.rank + 1) * lanes)
+        depth = Depth(least, most, self._depth)
+        if not self._check and available() and all(map(rows_apart, self._access)):
+            depth = Depth(*GATHER_DEPTH, self._depth)
+            return Gatherer(
+                RowPlanner(self._place, mine, self._local, step, self._lock),
+                counters=self._counters,
+                name=self._block_name,
+                ahead=self._look_ahead,
+                capacity=self._capacity,
+                depth=depth,
+                wait_limit=self._wait_limit,
+                allocate=self._allocate,
+                start_step=step,
+            )
         return Prefetcher(
-            Planner(
-                self._place,
-                range(self.rank * lanes, (self.rank + 1) * lanes),
-                self._may_cut,
-                step,
-                self._lock,
-            ),
+            Planner(self._place, mine, self._may_cut, step, self._lock),
             name=self._block_name,
             ahead=self._look_ahead,
             expect=self._expect,
             capacity=self._capacity,
-            depth=Depth(least, most, self._depth),
+            depth=depth,
             wait_limit=self._wait_limit,
             allocate=self._allocate,
             start_step=step,
         )
+
+    def _local(self, source: int, name: str) -> LocalRanges:
+        ranges = self._access[source].ranges(name)
+        assert isinstance(ranges, LocalRanges)  # rows_apart says so
+        return ranges
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -291,7 +313,10 @@ class Loader:
     def _capacity(self, step: int) -> int:
         """Room for the window in use and the next one, so that reading is spread evenly, and for reads in flight."""
         segment = self._plan.segment_at(step)
-        need = self._stage(segment.stage).need(self.world_size, segment.global_batch_size)
+        need = self._need_of.get(segment)
+        if need is None:
+            need = self._stage(segment.stage).need(self.world_size, segment.global_batch_size)
+            self._need_of[segment] = need
         flying = self._prefetcher.depth.value * max(
             share.beyond * share.row for share in need.shares.values()
         )

@@ -1,4 +1,4 @@
-"""What the prefetcher's lock guards."""
+"""What the lock of a prefetcher or a gatherer guards."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from isthmus.storage.stream.stage import BlockKey
-from isthmus.storage.stream.work import Job, Kept, Read
+from isthmus.storage.stream.work import Job
+
+
+class Reading(Protocol):
+    """Something that is read."""
+
+    @property
+    def key(self) -> BlockKey:
+        """The block, or one of them."""
+
+    def jobs(self) -> set[Job]:
+        """The steps that wait for it."""
+
+
+Item = TypeVar("Item", bound=Reading)
 
 
 @dataclass(eq=False)
-class State:
+class State(Generic[Item]):
     """Of the steps and reads that are under way."""
 
     wanted: int
@@ -28,17 +43,17 @@ class State:
     broken: BaseException | None = None
     """A thread died of something that was not caught where it belongs."""
     jobs: dict[int, Job] = field(default_factory=dict)
-    queue: deque[Read | Kept] = field(default_factory=deque)
+    queue: deque[Item] = field(default_factory=deque)
     """To be read, in the order of need."""
-    active: dict[Read | Kept, float] = field(default_factory=dict)
+    active: dict[Item, float] = field(default_factory=dict)
     """Being read, since when."""
     lent: deque[Job] = field(default_factory=deque)
     """The batches that the consumer may still look at."""
     waited: float = 0.0
-    """Seconds spent in :meth:`Prefetcher.next`."""
+    """Seconds spent in :meth:`Ahead.next`."""
     delivered: int = 0
 
-    def due(self, item: Read | Kept) -> bool:
+    def due(self, item: Item) -> bool:
         """Whether the next step to deliver waits for this."""
         job = self.jobs.get(self.wanted)
         return job is not None and job in item.jobs()

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from isthmus.storage.shards.blocks import Block, Blocks, Bytes
 from isthmus.storage.stream.batch import BatchBuffer, Layout
 from isthmus.storage.stream.stage import BlockKey, StageReader
+
+Int64 = NDArray[np.int64]
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +32,48 @@ class Job:
     buffer: BatchBuffer | None = None
     """None until the first window that the step takes rows from is opened."""
     error: BaseException | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Step(Job):
+    """One step whose rows are read one by one, from wherever they lie; `left` counts parts of it."""
+
+    places: Int64 = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """[2 columns + 4, rows] of each row: where each column's values start in a file, the numbers of these files, and its
+    source, block, caption and row in the block."""
+    keys: list[str] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    numbers: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    """[rows, numbers of the layout]"""
+    files: frozenset[int] = frozenset()
+    """Numbers of the files that hold the rows, and perhaps others."""
+
+    def key(self, slot: int) -> BlockKey:
+        """The block that a row of the batch comes from."""
+        source, block, caption = self.places[2 * len(self.layout.columns) :, slot][:3].tolist()
+        return BlockKey(source, block, self.stage.resolution, caption)
+
+    def row(self, slot: int) -> int:
+        """Its row in the block."""
+        return int(self.places[2 * len(self.layout.columns) + 3, slot])
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """Rows [first, stop) of a step's batch, read in one go."""
+
+    step: Step
+    first: int
+    stop: int
+
+    @property
+    def key(self) -> BlockKey:
+        """The block of the first of them."""
+        return self.step.key(self.first)
+
+    def jobs(self) -> set[Job]:
+        """The step that waits for it."""
+        return {self.step}
 
 
 Target = tuple[Job, int]

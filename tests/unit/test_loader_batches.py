@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import DatasetMismatch, UsageError, WorldSizeError
+from isthmus.storage.ranges import local
 from isthmus.storage.shards import DatasetSpec, open_dataset
 from isthmus.storage.shards.synthetic import TINY, sample, write_synthetic
 from isthmus.storage.stream import Batch, Loader, Plan, Segment
@@ -250,7 +251,11 @@ def test_whatever_the_settings_it_delivers_what_describe_says(dataset, data):
     loader.close()
     if data.draw(st.booleans()):
         options["memory_limit"] = 2 * loader.memory_bytes()
-    with make(dataset, plan, **options) as loader:
+    apart = data.draw(st.sampled_from([local.APART, frozenset()]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "APART", apart)  # without: as on a mount
+        loader = make(dataset, plan, **options)
+    with loader:
         for batch in islice(loader, 25):
             places = loader.describe(batch.step)
             share = len(places) // world_size

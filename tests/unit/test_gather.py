@@ -1,0 +1,188 @@
+"""Rows gathered one by one from a disk: the same batches as by windows, and the same errors at the same steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus.errors import CorruptShard
+from isthmus.storage.ranges import local
+from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.local import LocalRanges
+from isthmus.storage.ranges.many import ManyReads, available
+from isthmus.storage.ranges.retry import RetryPolicy
+from isthmus.storage.ranges.spec import FileReplaced
+from isthmus.storage.shards import DatasetSpec, open_dataset
+from isthmus.storage.shards.synthetic import TINY, write_synthetic
+from isthmus.storage.stream import Loader, Plan, Segment
+from isthmus.storage.stream.gather import Gatherer
+from isthmus.storage.stream.prefetch import Prefetcher
+
+pytestmark = pytest.mark.skipif(not available(), reason="the system offers no asynchronous I/O")
+SPEC = DatasetSpec(TINY.autoencoder, TINY.text, TINY.resolutions, 2, TINY.buckets)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """120 samples: two buckets, two captions."""
+    place = tmp_path_factory.mktemp("gather") / "data"
+    write_synthetic(str(place), 120, SPEC, bucket_of=lambda number: "2:1" if number % 5 == 0 else "1:1")
+    return place
+
+
+def make(folder: Path, *more: Path, gather: bool = True, **options) -> Loader:
+    plan = Plan((Segment(0, 0, 0, 8),))
+    plan = plan.append(plan.next_segment(40, stage=1, global_batch_size=4))
+    settings = {"seed": 3, "lanes": 4, "shuffle_window": 40, "stages": [32, 64], "plan": plan, "check": False}
+    sources = [open_dataset(str(place)) for place in (folder, *more)]
+    with pytest.MonkeyPatch.context() as patch:
+        if not gather:
+            patch.setattr(local, "APART", frozenset())  # as on a mount
+        loader = Loader(sources, [Fraction(2, 3)] * len(sources), **(settings | options))
+    assert isinstance(loader._prefetcher, Gatherer if gather else Prefetcher)
+    return loader
+
+
+def bits(loader: Loader, steps: int) -> list[tuple[object, ...]]:
+    with loader:
+        return [
+            (
+                *(batch.step, batch.stage, batch.bucket, tuple(batch.keys), tuple(batch.captions)),
+                *(array.tobytes() for array in (batch.latent_mean, batch.latent_logvar, batch.positions)),
+                *(array.tobytes() for array in (batch.original_size, batch.crop, batch.flipped)),
+                *(
+                    part.tobytes()
+                    for column in batch.text.values()
+                    for part in (column.tokens, column.length)
+                ),
+                *(
+                    b"" if column.pooled is None else column.pooled.tobytes()
+                    for column in batch.text.values()
+                ),
+            )
+            for batch in islice(loader, steps)
+        ]
+
+
+def test_batches_are_those_of_reading_by_windows_bit_for_bit(written, tmp_path):
+    write_synthetic(str(tmp_path / "more"), 50, SPEC, seed=5, prefix="m")
+    for options in ({}, {"rank": 1, "world_size": 2}, {"start_step": 33}, {"shuffle_window": 7}):
+        roots = (written, tmp_path / "more")
+        assert bits(make(*roots, **options), 60) == bits(make(*roots, gather=False, **options), 60)
+
+
+def test_with_checksums_or_on_a_mount_blocks_are_read(written):
+    with Loader(
+        [open_dataset(str(written))],
+        [1],
+        seed=0,
+        lanes=2,
+        shuffle_window=8,
+        stages=[32],
+        plan=Plan((Segment(0, 0, 0, 4),)),
+    ) as loader:
+        assert isinstance(loader._prefetcher, Prefetcher)
+
+
+def test_memory_is_a_few_batches_and_borders_are_counted(written):
+    with make(written, depth=2) as loader:
+        for _ in islice(loader, 40):
+            assert loader.resident_bytes <= 6 * 8 * 2000
+        assert loader.stats()["split_blocks"] > 0
+        assert loader.stats()["bytes"] > 0
+
+
+def test_what_one_call_does_not_deliver_is_read_again(written, monkeypatch):
+    """Injected: every third read comes short, and each third call fails as a whole."""
+    told, calls, read = bits(make(written), 30), [0], ManyReads.read
+
+    def short(self, *arguments, wait=True):
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            raise OSError(5, "Input/output error")
+        got = read(self, *arguments, wait=wait)
+        got[::3] = -5
+        return got
+
+    monkeypatch.setattr(ManyReads, "read", short)
+    assert bits(make(written), 30) == told
+    assert calls[0] > 20
+
+
+@pytest.mark.parametrize("sibling", ["text", "32px"])
+@pytest.mark.parametrize("how", ["missing", "cut"])
+def test_a_damaged_file_ends_the_run_at_the_first_step_that_needs_it(written, tmp_path, sibling, how):
+    shutil.copytree(written, tmp_path / "data")
+    told = bits(make(written), 30)
+    path = sorted((tmp_path / "data").glob(f"part-*.{sibling}.parquet"))[1]
+    if how == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size - 700)
+    loader, done = make(tmp_path / "data"), []
+    with pytest.raises(CorruptShard, match=rf"shard {path.name}, row group \d"), loader:
+        done.extend(tuple(batch.keys) for batch in loader)
+    assert done == [step[3] for step in told[: len(done)]]
+    with make(written) as loader:
+        shards = [{place.shard.split(".")[0] for place in loader.describe(step)} for step in range(30)]
+    first = next(step for step in range(30) if path.name.split(".")[0] in shards[step])
+    # A text file is not needed for its sake alone where another caption's is read: never too early.
+    assert len(done) >= first
+    if sibling == "32px":
+        assert len(done) == first
+
+
+def test_many_reads_at_once_are_those_of_pread(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 64)
+    descriptor, memory, many = os.open(path, os.O_RDONLY), np.zeros(4000, np.uint8), ManyReads(16)
+    base, count = memory.__array_interface__["data"][0], 40
+    starts = np.arange(count) * 97
+    lengths = np.full(count, 50)
+    descriptors = np.full(count, descriptor)
+    descriptors[7] = 9999  # is not open
+    starts[20] = 256 * 64 - 10  # ends early
+    starts[21] = 256 * 64
+    try:
+        got = many.read(descriptors, base + 50 * np.arange(count), lengths, starts)
+        there = many.read(descriptors[:4], np.full(4, base), lengths[:4], starts[:4], wait=False)
+    finally:
+        many.close()
+        many.close()
+        os.close(descriptor)
+    assert got[7] == -9
+    assert got[20:22].tolist() == [10, 0]
+    assert set(got.tolist()) == {50, -9, 10, 0}
+    assert there.tolist() == [50] * 4  # just written: in the page cache
+    content = path.read_bytes()
+    for at in set(range(1, count)) - {7, 20, 21}:
+        assert memory[50 * at : 50 * at + 50].tobytes() == content[starts[at] : starts[at] + 50]
+
+
+def test_held_files_are_checked_and_given_back(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"x" * 100)
+    ranges = LocalRanges(f"file://{tmp_path}", tmp_path, RetryPolicy(), Counters())
+    files = [(name, 100) for name in "abc"]
+    held = ranges.hold(files)
+    assert [os.pread(file.descriptor, 3, 0) for file in held] == [b"xxx"] * 3
+    ranges.release(held)
+    with pytest.raises(FileReplaced, match="99 in the index"):
+        ranges.hold([("a", 99)])
+    (tmp_path / "new").write_bytes(b"y" * 100)
+    (tmp_path / "new").replace(tmp_path / "b")
+    found = None
+    for _ in range(4):  # the one whose check is oldest is looked at each time
+        try:
+            ranges.release(ranges.hold(files))
+        except FileNotFoundError as error:
+            found = error
+    assert found is not None
+    ranges.close()
+    assert not any(str(link.resolve()).startswith(str(tmp_path)) for link in Path("/proc/self/fd").iterdir())
