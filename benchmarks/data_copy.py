@@ -113,6 +113,7 @@ def stores(rclone: Path, work: Path) -> Iterator[dict[str, str]]:
     if azurite is None:
         raise SystemExit("Azurite is missing: make system")
     options = ["--blobHost", "127.0.0.1", "--blobPort", str(other), "--silent", "--skipApiVersionCheck"]
+    options += ["--disableTelemetry"]
     blob = f"http://127.0.0.1:{other}/{AZURITE_ACCOUNT}"
     with running(serve, port), running([*azurite, *options, "--location", str(work / "blob")], other):
         from azure.storage.blob import BlobServiceClient

@@ -25,6 +25,7 @@ from isthmus.backends.azure.client import AzureClient
 from isthmus.backends.azure.errors import Denied, Missing, Unreachable, azure_errors
 from isthmus.backends.azure.render import render
 from isthmus.backends.azure.state import metered, reason_of, status_of
+from isthmus.backends.azure.target import Workspace
 from isthmus.backends.spec import Handle, Rendered
 from isthmus.errors import IsthmusError, PreflightRefused, UsageError
 from isthmus.storage.rundir import RunDirectory
@@ -85,6 +86,39 @@ def submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Rendere
 
 def puts(wire: Wire) -> int:
     return sum(request.method == "PUT" and "/jobs/" in request.path for request in wire.sent)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_told_to_microsofts_monitor(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    """azure-ai-ml tells of each call where it finds itself in a notebook, unless it is told not to; with ours it is."""
+    from azure.ai.ml import MLClient
+    from azure.ai.ml._telemetry import logging_handler
+
+    begun: list[object] = []
+    monkeypatch.setattr(logging_handler, "in_jupyter_notebook", lambda: True)
+    monkeypatch.setattr(logging_handler, "setup_azure_monitor", lambda *told: begun.append(told))
+    workspace = Workspace(subscription="a-subscription", resource_group="group", name="work")
+    if enabled:  # the control: what the SDK does by itself
+        MLClient(Credential(), "a-subscription", "group", "work")
+        assert begun
+        return
+    AzureClient(workspace, credential=Credential(), transport=Wire())._connect()
+    assert begun == []
+    assert "azure.monitor.opentelemetry" not in sys.modules
+
+
+def test_whoever_starts_azurite_forbids_its_telemetry() -> None:
+    """It would write `Microsoft-AzureMonitor-*` into the temporary folder and try to reach Microsoft."""
+    root = Path(__file__).parents[2]
+    folders = ("backends", "benchmarks", "emulators", "rehearsal", "tests", "examples")
+    starters = [
+        path
+        for folder in folders
+        for path in (root / folder).rglob("*.py")
+        if '"--skipApiVersionCheck"' in path.read_text() and path != Path(__file__)
+    ]
+    assert len(starters) >= 3
+    assert [path for path in starters if '"--disableTelemetry"' not in path.read_text()] == []
 
 
 # -- submission
