@@ -64,8 +64,6 @@ def _delivered(setup: Setup, found: dict[str, Any], ranks: Sequence[dict[str, An
         processes=len(together),
         rank_bytes_per_s=min(rates),
         bytes_per_s=sum(rates),
-        p50_s=max(one["latency_s"]["p50"] for one in together),
-        p99_s=max(one["latency_s"]["p99"] for one in together),
         bottleneck=found["limit"],
         block_bytes=size / asked if asked else setup.row_bytes / setup.requests_per_row,
         depth=max(one["depth_reached"] for one in together),

@@ -10,10 +10,15 @@ import typer
 from isthmus.cli.output import emit
 
 if TYPE_CHECKING:
+    from isthmus.core.encode.autoencoders import Autoencoder
     from isthmus.core.encode.duplicates import Duplicates, Member
+    from isthmus.storage.shards import Dataset
 
 _ROOTS = typer.Argument(help="A dataset's folder or URI; its roots, when its shards are spread over several.")
+_FONTS = typer.Option([], "--font", metavar="FILE", help="Of the sheet, asked first. May be repeated.")
 _SHOWN = 10
+_ON_SHEET = 4
+"""Members of a group, of up to `_SHOWN` groups."""
 
 
 def register(group: typer.Typer) -> None:
@@ -30,6 +35,13 @@ def duplicates(
         False, "--decode", help="Decode every latent, instead of a few to learn what their channels show."
     ),
     out: str = typer.Option("", "--out", metavar="FILE.jsonl", help="Write every group, one a line."),
+    sheet: str = typer.Option(
+        "",
+        "--sheet",
+        metavar="FILE.png",
+        help="Decode some of the largest groups and write them as pictures.",
+    ),
+    fonts: list[str] = _FONTS,
     resolution: int | None = typer.Option(
         None, "--resolution", help="That is looked at; default: the smallest."
     ),
@@ -50,8 +62,13 @@ def duplicates(
 
     from isthmus.cli.data_looking import autoencoder_source, write_file
     from isthmus.core.encode.looking import open_autoencoder, resolution_of
+    from isthmus.errors import UsageError
     from isthmus.storage.shards import open_dataset
 
+    if sheet and not sheet.lower().endswith(".png"):
+        raise UsageError("a sheet is a PNG", where=sheet, hint="--sheet sheet.png")
+    if fonts and not sheet:
+        raise UsageError("--font is of a sheet", hint="add --sheet FILE.png")
     dataset = open_dataset(roots)
     pixels = resolution_of(dataset, resolution, smallest=True)
     decoder = open_autoencoder(dataset, autoencoder_source(recipe, autoencoder), device=device)
@@ -75,6 +92,7 @@ def duplicates(
         ]
         write_file(out, "".join(f"{line}\n" for line in lines).encode())
     shown = list(found.members(dataset, found.groups[:_SHOWN]))
+    drawn = _draw(dataset, decoder, found, shown, sheet, fonts) if sheet and shown else None
     result = {
         "uri": dataset.uri,
         "fingerprint": dataset.fingerprint,
@@ -87,8 +105,37 @@ def duplicates(
         "surplus": found.surplus,
         "largest": [[asdict(row) for row in rows] for rows in shown],
         "file": out or None,
+        "sheet": drawn,
     }
     emit(result, as_json=as_json, text=lambda: _describe(result, found, shown))
+
+
+def _draw(
+    dataset: Dataset,
+    decoder: Autoencoder,
+    found: Duplicates,
+    shown: list[list[Member]],
+    target: str,
+    fonts: list[str],
+) -> str:
+    """Writes the sheet. Returns its name."""
+    from dataclasses import replace
+
+    from isthmus.cli.data_looking import write_file
+    from isthmus.core.encode.looking import look_at
+    from isthmus.core.encode.sheet import as_png, contact_sheet
+
+    looks = []
+    for number, (group, rows) in enumerate(zip(found.groups, shown, strict=False)):
+        places = [found.place(int(position)) for position in group[:_ON_SHEET]]
+        for look, row in zip(look_at(dataset, decoder, places, found.resolution), rows, strict=False):
+            looks.append(replace(look, key=f"group {number}, {row.distance} bits: {look.key}"))
+    heading = [
+        f"{dataset.uri}: {len(found.groups):,} groups of look-alikes, {found.surplus:,} pictures more than one of each",
+        f"the {len(shown)} largest, up to {_ON_SHEET} of each; {found.resolution} px, up to {found.distance} bits",
+    ]
+    write_file(target, as_png(contact_sheet(looks, heading, fonts)))
+    return target
 
 
 def _describe(result: dict[str, Any], found: Duplicates, shown: list[list[Member]]) -> str:
@@ -112,4 +159,6 @@ def _describe(result: dict[str, Any], found: Duplicates, shown: list[list[Member
         )
     elif result["file"]:
         lines.append(f"written to {result['file']}")
+    if result["sheet"]:
+        lines.append(f"the largest are drawn in {result['sheet']}")
     return "\n".join(lines)

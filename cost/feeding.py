@@ -91,8 +91,6 @@ class Delivered:
     """Of the slowest of them."""
     bytes_per_s: float
     """Of all together."""
-    p50_s: float
-    p99_s: float
     bottleneck: str
     """As `stream.bench.verdict` calls it: latency, throttling, errors, cpu, process, disk, store."""
     block_bytes: float
@@ -277,7 +275,8 @@ def _measured_remedies(got: Delivered, rank: float) -> list[str]:
         if got.depth < got.max_depth:
             return [f"more reads in flight than {got.depth} (data.read_depth: auto)", *elsewhere]
         larger = got.block_bytes * share
-        return [f"row groups of {larger / 1e6:.3g} MB instead of {got.block_bytes / 1e6:.3g} MB", *elsewhere]
+        now = f"{got.block_bytes / 1e6:.3g} MB"
+        return [f"row groups of {larger / 1e6:.3g} MB instead of {now} (isthmus data repack)", *elsewhere]
     if got.bottleneck in ("throttling", "store"):
         return [f"{ceil(share)} times as many accounts or prefixes (a list in `uri`)", *elsewhere]
     if got.bottleneck in ("cpu", "process"):

@@ -79,14 +79,18 @@ class Duplicates:
         """Rows that would go if one of each group stayed."""
         return sum(len(group) - 1 for group in self.groups)
 
+    def place(self, position: int) -> tuple[int, int]:
+        """The block and the row of one of the rows that were looked at."""
+        number = int(np.searchsorted(self.starts, position, "right")) - 1
+        return int(self.blocks[number]), position - int(self.starts[number])
+
     def members(self, dataset: Dataset, which: Sequence[NDArray[np.int64]]) -> Iterator[list[Member]]:
         """The rows of some groups; reads the keys of each block that they lie in, the last few hundred blocks are kept."""
         index, kept = dataset.index, dict[int, list[str]]()
         for group in which:
             found = []
             for position in group.tolist():
-                number = int(np.searchsorted(self.starts, position, "right")) - 1
-                block, row = int(self.blocks[number]), position - int(self.starts[number])
+                block, row = self.place(position)
                 if block not in kept:
                     if len(kept) >= 512:
                         kept.pop(next(iter(kept)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +108,22 @@ def looks(
         CorruptShard: a block's bytes are not those that were written.
         StorageError: the store refuses.
     """
+    places = draw_rows(dataset, rows, seed, dataset.index.size_class >= resolution)
+    return look_at(dataset, autoencoder, places, resolution)
+
+
+def look_at(
+    dataset: Dataset, autoencoder: Autoencoder, places: Sequence[tuple[int, int]], resolution: int
+) -> Iterator[Look]:
+    """The rows at some (block, row); one block is in memory at a time.
+
+    Raises:
+        CorruptShard: a block's bytes are not those that were written.
+        StorageError: the store refuses.
+    """
     reader, index = block_reader(dataset, resolution), dataset.index
     content, last = None, -1
-    for block, row in draw_rows(dataset, rows, seed, index.size_class >= resolution):
+    for block, row in places:
         if block != last:
             content, last = reader.read(block, 0), block
         assert content is not None

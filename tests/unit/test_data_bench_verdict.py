@@ -28,14 +28,16 @@ from isthmus.cost.feeding import (
 from isthmus.cost.throughput import estimate_throughput
 from isthmus.errors import UsageError
 from isthmus.storage.shards import AutoencoderSpec, DatasetSpec, EncoderSpec
+from isthmus.storage.shards.sample_check import verify_sample
 from isthmus.storage.shards.synthetic import write_synthetic
+from isthmus.storage.stream.bench import usable_cores
 
 ROW = 335_000.0
 SDXL = load_recipe("sdxl-progressive").recipe
 NEED = need(SDXL, 0, ROW)
 assert NEED is not None
 GOT = Delivered(
-    processes=8, rank_bytes_per_s=400e6, bytes_per_s=3.2e9, p50_s=0.02, p99_s=0.1, bottleneck="store",
+    processes=8, rank_bytes_per_s=400e6, bytes_per_s=3.2e9, bottleneck="store",
     block_bytes=5e6, depth=16, access="stream", local=False,
 )  # fmt: skip
 QUICK = ["--seconds", "0.05", "--batch-size", "8", "--lanes", "4", "--window", "16", "--depth", "auto"]
@@ -248,6 +250,26 @@ def test_the_limits_of_accounts_prefixes_and_machines_are_those_of_the_places_th
         "requests to 2 S3 prefixes": pytest.approx(5500),
         "network of a ml.p4de.24xlarge": pytest.approx(400e9 / 8),
     }
+
+
+@pytest.mark.parametrize("name", ["s3", "blob"])
+def test_ranks_read_together_from_both_stores_and_a_sample_is_checked_there(
+    name: str, latents: dict[str, str], capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    store = request.getfixturevalue(name)
+    for path in Path(latents["dit"]).iterdir():
+        if path.is_file():
+            store.put(path.name, path.read_bytes())
+    found = json.loads(bench(capsys, store.root, *QUICK, "--ranks", "2", "--json").out)
+    assert len(found["ranks"]["each"]) == min(2, usable_cores())
+    assert all(one["bytes"] > 0 for one in found["ranks"]["each"])
+    report = verify_sample(store.root, 10)
+    assert report.ok, report.problems
+    assert 10 <= report.rows < report.row_groups_of * 48
+    store.put("part-00000.text.parquet", b"cut")
+    assert any(
+        "part-00000.text.parquet: it has 3 bytes" in str(p) for p in verify_sample(store.root, 10).problems
+    )
 
 
 def test_more_ranks_than_the_recipe_has_are_refused(

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("PIL")
 from pictured import Picture, brighter, make_pictured, photograph, recompressed, resized
+from PIL import Image
 
 from isthmus.cli.app import main
 from isthmus.core.encode.duplicates import find_duplicates, fit_preview
@@ -199,6 +200,10 @@ def test_the_report_lists_every_group_with_keys_and_places(
     text = run(capsys, data).out
     assert "groups of look-alikes" in text
     assert "a linear preview that shows" in text
+    sheet = tmp_path / "alike.png"
+    assert json.loads(run(capsys, data, "--sheet", sheet, "--json").out)["sheet"] == str(sheet)
+    with Image.open(sheet) as drawn:
+        assert drawn.width > 1000
     none = json.loads(run(capsys, data, "--distance", 0, "--decode", "--json").out)
     assert none["groups"] < found["groups"]
 
@@ -207,6 +212,8 @@ def test_the_report_lists_every_group_with_keys_and_places(
     ("arguments", "words"),
     [
         (["--distance", "9"], "from 0 to 8 bits of 64"),
+        (["--sheet", "x.jpg"], "a sheet is a PNG"),
+        (["--font", "x.ttf"], "--font is of a sheet"),
         (["--resolution", "32"], "no latents at 32 px"),
         (["--autoencoder", "/nowhere"], "no patch_pca autoencoder"),
     ],
