@@ -108,6 +108,10 @@ def bench(
         sentences.append(_ranks_line(all_ranks))
     if fed:
         sentences.append(fed["sentence"])
+    elif setup.recipe is not None:
+        gpu = setup.recipe.compute.gpu
+        why = "it names no GPU" if gpu == "none" else "the figures of its model are not known"
+        sentences.append(f"No verdict on the recipe: {why}.")
     result = {**setup.facts(), "depths": [row(one) for one in measured], **found}
     result |= {"ranks": all_ranks, "verdict": fed, "sentence": "\n".join(sentences)}
     emit(result, as_json=as_json, text=result["sentence"])

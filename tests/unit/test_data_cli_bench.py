@@ -99,7 +99,8 @@ def test_with_a_recipe_its_order_and_settings_are_read_and_roots_take_the_place_
     found = bench(capsys, "--recipe", path, "--seconds", "0.05", "--depth", "1")
     assert (found["world_size"], found["batch_size"], found["lanes"], found["resolution"]) == (2, 4, 4, 16)
     assert (found["checksums"], found["memory_limit_bytes"], found["shuffle_window"]) == (False, 10**9, 16)
-    assert found["verdict"] is None, "the recipe names no GPU"
+    assert found["verdict"] is None
+    assert found["sentence"].endswith("No verdict on the recipe: it names no GPU.")
     moved = bench(
         capsys, latents["dit"], "--recipe", path, "--set", "data.sources.0.uri=/nowhere", "--seconds", "0.05",
         "--depth", "1",
