@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isthmus.core.models.memory import EIGHT_BIT_BYTES
 from isthmus.core.models.profiles import Profile, profile
 from isthmus.core.recipe.schema import Recipe
 from isthmus.cost.assumptions import BILLED_ALLOCATION, Assumptions
@@ -143,11 +144,11 @@ def times(
 
 
 def checkpoint_bytes(recipe: Recipe, known: Profile | None) -> int | None:
-    """Of one checkpoint: weights and EMA in fp32 and AdamW's two moments, or muon's one; None of an unknown model."""
+    """Of one checkpoint: weights and EMA in fp32 and AdamW's two moments, as bytes or not, or muon's one; None of an unknown model."""
     if known is None:
         return None
-    moments = 8 if recipe.optimizer.name == "adamw" else 4
-    return (4 + 4 + moments) * known.parameters
+    moments = {"adamw": 8.0, "adamw_8bit": EIGHT_BIT_BYTES, "muon": 4.0}[recipe.optimizer.name]
+    return int((4 + 4 + moments) * known.parameters)
 
 
 def row_bytes(recipe: Recipe, resolution: int) -> int:

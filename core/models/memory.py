@@ -34,6 +34,8 @@ GPU_BYTES = {
 
 MUON_BLOCK_SHARE = 0.9
 """Of the parameters: matrices of the blocks, for which muon keeps one moment instead of two."""
+EIGHT_BIT_BYTES = 2.1
+"""Of both moments of a parameter under adamw_8bit, scales and the few in float32 included; 3.1 for Sana 1600m's odd widths."""
 _GATHERED_BLOCKS = 3  # the one that computes, the next one, and the one before, not yet let go
 
 
@@ -192,7 +194,9 @@ def _held(recipe: Recipe, known: Profile, setting: Setting) -> tuple[int, int, i
     """Bytes of weights, gradients, optimizer, EMA and working copies, whatever the batch."""
     count, ranks = known.parameters, setting.shards
     four = 4 * count // ranks
-    moments = 2.0 if recipe.optimizer.name == "adamw" else 2 - MUON_BLOCK_SHARE
+    moments = {"adamw": 2.0, "adamw_8bit": EIGHT_BIT_BYTES / 4, "muon": 2 - MUON_BLOCK_SHARE}[
+        recipe.optimizer.name
+    ]
     wide = 4 if recipe.parallel.precision == "fp32" else 2
     if setting.strategy == "ddp":
         # Nothing is gathered; in fp32 nothing is copied either.

@@ -128,20 +128,17 @@ class ObjectiveOverride(Section):
         return objective.model_copy(update=_changes(self))
 
 
-def _no_8bit(value: Any) -> Any:
-    if isinstance(value, str) and "8bit" in value.replace("_", ""):
-        raise ValueError(
-            "adamw or muon (8-bit moments are not offered: bitsandbytes has no kernel for sharded parameters, and torchao's "
-            "state depends on how they are cut, so a checkpoint would not be the same on another world size)"
-        )
+def _no_other_8bit(value: Any) -> Any:
+    if isinstance(value, str) and "8bit" in value.replace("_", "") and value != "adamw_8bit":
+        raise ValueError("adamw, adamw_8bit or muon (adamw_8bit is the one with moments of 8 bits)")
     return value
 
 
 class Optimizer(Section):
-    """AdamW (Loshchilov and Hutter 2019) or Muon (Jordan et al. 2024), by torch."""
+    """AdamW (Loshchilov and Hutter 2019), also with moments of 8 bits (Dettmers et al. 2022), or Muon (Jordan et al. 2024)."""
 
-    name: Annotated[Literal["adamw", "muon"], BeforeValidator(_no_8bit)] = "adamw"
-    """muon: orthogonalised momentum for the matrices of the model's blocks, AdamW for everything else."""
+    name: Annotated[Literal["adamw", "adamw_8bit", "muon"], BeforeValidator(_no_other_8bit)] = "adamw"
+    """adamw_8bit: AdamW whose moments are stored as bytes, where a parameter's rows are multiples of 64; muon: orthogonalised momentum for the matrices of the model's blocks, AdamW for everything else."""
     # Not strict: YAML has no tuples. The numbers inside stay strict.
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """AdamW's decay rates of the gradient's first and second moment."""
@@ -154,7 +151,7 @@ class Optimizer(Section):
     weight_decay_on: Literal["all", "matrices"] = "all"
     """matrices: none on biases, norms and embeddings."""
     implementation: Literal["auto", "foreach", "fused"] = "auto"
-    """torch's kernels of AdamW; auto: fused on GPU, foreach on CPU."""
+    """torch's kernels of AdamW, of adamw_8bit and muon for what they leave to it; auto: fused on GPU, foreach on CPU."""
 
 
 class EMA(Section):

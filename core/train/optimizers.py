@@ -1,4 +1,4 @@
-"""Optimizers over plain and sharded parameters: AdamW, and Muon for the matrices of a model's blocks.
+"""Optimizers over plain and sharded parameters: AdamW, also with moments of 8 bits, and Muon for the matrices of a model's blocks.
 
 Muon (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks") replaces a matrix's momentum by
 the nearest semi-orthogonal matrix, which needs the whole matrix. `torch.optim.Muon` given shards multiplies them through
@@ -25,6 +25,7 @@ from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from isthmus.core.models.families import blocks
 from isthmus.core.recipe.stages import Optimizer as OptimizerSettings
+from isthmus.core.train.adamw8bit import BLOCKS, MARK, AdamW8bit, block_of, first_state
 from isthmus.errors import UsageError
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -59,25 +60,26 @@ def _orthogonal(update: Tensor, group: dict[str, Any]) -> Tensor:
     )
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """Both as one optimizer: their groups in `param_groups`, their state in `state`.
+class WithAdamW(torch.optim.Optimizer):
+    """An optimizer of some parameters and AdamW of the others as one: their groups in `param_groups`, their state in `state`.
 
     Args:
-        muon: of the matrices; its groups come first.
+        first: of some; its groups come first.
         adamw: of all others.
+        mark: a key that the first one's groups have, and AdamW's have not.
     """
 
-    def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
-        self._muon, self._adamw = muon, adamw
+    def __init__(self, first: torch.optim.Optimizer, adamw: torch.optim.AdamW, mark: str) -> None:
+        super().__init__([*first.param_groups, *adamw.param_groups], {})
+        self._first, self._adamw, self._mark = first, adamw, mark
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         # Handed over each time: loading a state, which Accelerate does too, replaces groups and state.
-        self._muon.param_groups = [group for group in self.param_groups if "momentum" in group]
-        self._adamw.param_groups = [group for group in self.param_groups if "momentum" not in group]
-        for part in (self._muon, self._adamw):
+        self._first.param_groups = [group for group in self.param_groups if self._mark in group]
+        self._adamw.param_groups = [group for group in self.param_groups if self._mark not in group]
+        for part in (self._first, self._adamw):
             part.state = self.state
             part.step()
 
@@ -88,13 +90,20 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, cpu: bool) 
     Its learning rate is 0: the stage's schedule sets it before every step.
 
     Raises:
-        UsageError: muon, and the model has no blocks with matrices.
+        UsageError: muon, and the model has no blocks with matrices; adamw_8bit, and no parameter has rows of whole blocks.
     """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     muon = _block_matrices(model) if settings.name == "muon" else set()
+    small = _eight_bit(model) if settings.name == "adamw_8bit" else set()
     if settings.name == "muon" and not muon:
         raise UsageError(
             f"muon is for the matrices of a model's blocks, and {type(model).__name__} has none",
+            where="optimizer.name",
+            hint="use adamw",
+        )
+    if settings.name == "adamw_8bit" and not small:
+        raise UsageError(
+            f"adamw_8bit is for parameters whose rows are multiples of {BLOCKS[-1]}, and {type(model).__name__} has none",
             where="optimizer.name",
             hint="use adamw",
         )
@@ -113,25 +122,30 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, cpu: bool) 
     if kernels == "auto":
         kernels = "foreach" if cpu else "fused"
     adamw = torch.optim.AdamW(
-        groups([weight for weight in trained.values() if id(weight) not in muon]),
+        groups([weight for weight in trained.values() if id(weight) not in muon | small]),
         lr=0.0,
         betas=settings.betas,
         eps=settings.eps,
         foreach=kernels == "foreach",
         fused=kernels == "fused",
     )
+    if small:
+        some = groups([weight for weight in trained.values() if id(weight) in small])
+        return WithAdamW(AdamW8bit(some, lr=0.0, betas=settings.betas, eps=settings.eps), adamw, MARK)
     if not muon:
         return adamw
     matrices = groups([weight for weight in trained.values() if id(weight) in muon])
-    return MuonWithAdamW(
-        Muon(matrices, lr=0.0, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"), adamw
-    )
+    first = Muon(matrices, lr=0.0, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw")
+    return WithAdamW(first, adamw, "momentum")
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Forget the moments and step counts; also makes them, as a first step would, so that a checkpoint can be read in."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
+            if MARK in group:
+                optimizer.state[weight] = first_state(weight)
+                continue
             zeros = torch.zeros_like(weight, memory_format=torch.preserve_format)
             if "momentum" in group:
                 optimizer.state[weight] = {"momentum_buffer": zeros}
@@ -153,6 +167,12 @@ def _block_matrices(model: nn.Module) -> set[int]:
         if weight.requires_grad and weight.dim() == 2
     }
     return matrices - _embeddings(model)
+
+
+def _eight_bit(model: nn.Module) -> set[int]:
+    """Ids of the parameters whose moments can be bytes; not embeddings, whose gradients differ too much from row to row."""
+    fitting = {id(weight) for weight in model.parameters() if weight.requires_grad and block_of(weight.shape)}
+    return fitting - _embeddings(model)
 
 
 def _without_decay(model: nn.Module) -> set[int]:

@@ -202,6 +202,10 @@ def _give_way() -> None:
     """This thread runs only when a core has nothing better to do: training does not wait for a checkpoint's hash."""
     if sys.platform == "linux":  # elsewhere it would be the whole process
         with suppress(OSError):
+            if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+                os.sched_setscheduler(
+                    0, os.SCHED_OTHER, os.sched_param(0)
+                )  # of a trainer in real time; niceness is ignored there
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 

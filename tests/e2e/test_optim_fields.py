@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from in_process import EPSILON, run
+from optim import WIDE
 from training import MODELS, rows
 
 from isthmus.core.models.families import blocks, build_from_config
@@ -31,6 +32,7 @@ CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
     ("stages__0__objective", {"quasi_random": True}, {}, ["losses"]),
     ("stages__0__objective", {"shift": "flux"}, {}, ["losses"]),
     ("optimizer__name", "muon", {}, ["model"]),
+    ("optimizer__name", "adamw_8bit", {"model__config": MODELS["dit"] | WIDE}, ["model"]),
     ("optimizer__momentum", 0.5, {"optimizer__name": "muon"}, ["model"]),
     ("optimizer__weight_decay_on", "matrices", {"optimizer__weight_decay": 0.5}, ["model"]),
 ]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import environment, recipe_data, rows, trained, write_recipe
+from optim import WIDE
+from training import MODELS, environment, figures, recipe_data, rows, trained, weights, write_recipe
 
 from isthmus.storage.rundir import RunDirectory
 
@@ -20,6 +21,9 @@ CLOSE = 2e-5
 
 MUON_CLOSE = 2e-3
 """The same with Muon, which rounds to bfloat16 in between: a last bit of its input may become one of its output's."""
+
+EIGHT_BIT_CLOSE = 2e-3
+"""The same with moments of 8 bits, of which a last bit more or less is a level."""
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -79,6 +83,30 @@ def test_muon_under_fsdp_is_muon_and_its_checkpoint_goes_on_on_one_rank(
     resumed = rows(tmp_path / "double")
     assert [row["attempt"] for row in resumed] == [1, 1, 1, 1, 2, 2]
     compare(resumed, found, MUON_CLOSE)
+
+
+def test_bytes_of_moments_do_not_depend_on_the_sharding(latents: dict[str, str], tmp_path: Path) -> None:
+    """Slow: one process, two, and one that goes on from theirs. A level more or less of a moment is all that rounding does."""
+    settings = {"optimizer": {"name": "adamw_8bit"}, "model__config": MODELS["dit"] | WIDE}
+    single = write_recipe(tmp_path, recipe_data(latents["dit"], **settings, parallel__strategy="ddp"), "1")
+    double = write_recipe(tmp_path, recipe_data(latents["dit"], **settings), "2")
+    expected = trained(single, tmp_path / "single", 1)
+    found = trained(double, tmp_path / "double")
+    compare(found, expected, EIGHT_BIT_CLOSE)
+    run = RunDirectory(tmp_path / "double")
+    whole = weights(run.uri)
+    run.remove_checkpoint(6)
+    assert figures(trained(double, tmp_path / "double")) == figures(found), "bit for bit on as many ranks"
+    assert weights(run.uri) == whole
+    run.remove_checkpoint(6)
+    trained(double, tmp_path / "double", 1)
+    resumed = rows(tmp_path / "double")
+    assert [row["attempt"] for row in resumed] == [1, 1, 1, 1, 3, 3]
+    compare(resumed, found, EIGHT_BIT_CLOSE)
+    plain = recipe_data(latents["dit"], model__config=MODELS["dit"] | WIDE, parallel__strategy="ddp")
+    adamw = trained(write_recipe(tmp_path, plain, "3"), tmp_path / "adamw", 1)
+    assert figures(adamw) != figures(expected)
+    compare(adamw, expected, 0.1)
 
 
 def test_even_timesteps_are_the_same_for_every_cut_of_the_batch(

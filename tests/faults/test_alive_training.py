@@ -96,22 +96,27 @@ def test_what_one_rank_fails_of_is_the_last_word_of_all(latents: dict[str, str],
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
 def test_a_slow_rank_is_named_while_training_goes_on(
     latents: dict[str, str], tmp_path: Path, strategy: str
 ) -> None:
-    """Slow: some seconds of training that drags."""
+    """Slow: some seconds of training that drags; of four processes under hsdp."""
     recipe = quick(
         latents["dit"], parallel__strategy=strategy, stages__0__steps=60,
         watchdog={"straggler_for": "2 s", "straggler_factor": 2.0}, checkpoint__every=1000,
     )  # fmt: skip
     recipe["data"].pop("wait_limit")
     recipe["data"].pop("retry_budget")
+    if strategy == "hsdp":
+        recipe["parallel"]["shard_size"] = 2
+        recipe["compute"]["gpus_per_node"] = 4
+        recipe["stages"][0]["micro_batch_size"] = 2
     code, output, run = worker(tmp_path, "slow 1 0.1", recipe)
     assert code == 0, output
     alarms = [event for event in run.events("alarm") if event["metric"] == "straggler"]
-    # Under ddp a peer waits in the exchange of gradients, under fsdp already in the forward pass.
-    parts = {"ddp": ("own", "host"), "fsdp": ("host",)}[strategy]
+    # Under ddp a peer waits in the exchange of gradients, under fsdp already in the forward pass; under hsdp the one that
+    # shares its shards does, and the other copy's ranks wait in the exchange.
+    parts = {"ddp": ("own", "host"), "fsdp": ("host",), "hsdp": ("host", "own")}[strategy]
     # On a machine that does other work as well, the other rank may have its slow seconds too.
     assert [alarm["part"] in parts for alarm in alarms if alarm["rank"] == 1] == [True], output
     found = rows(run.uri, "ranks")

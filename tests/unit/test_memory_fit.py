@@ -76,6 +76,8 @@ def test_precision_muon_and_masked_tokens_count() -> None:
     muon = fit_of(sdxl("optimizer={name: muon}"), 1)
     assert fp32.activations == 2 * bf16.activations
     assert bf16.parameters < muon.optimizer < bf16.optimizer
+    small = fit_of(sdxl("optimizer={name: adamw_8bit}"), 1)
+    assert small.optimizer == pytest.approx(2.1 * P / 8, rel=1e-6)
     half = load_recipe("pixart-512", ["stages.0.token_mask_ratio=0.5"]).recipe
     whole, masked = fit_of(load_recipe("pixart-512").recipe, 0), fit_of(half, 0)
     assert masked.activations == pytest.approx(whole.activations / 2, rel=1e-6)

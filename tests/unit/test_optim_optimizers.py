@@ -7,49 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from optim import WIDE, made, step
 from torch import nn
-from torch.distributed.tensor import DTensor
-from training import MODELS, recipe_data
+from training import recipe_data
 
-from isthmus.core.models.families import build_from_config
-from isthmus.core.models.presets import CLASSES
 from isthmus.core.recipe import parse_recipe
 from isthmus.core.recipe.schema import Checkpoint as CheckpointSettings
-from isthmus.core.recipe.schema import Parallel
 from isthmus.core.recipe.stages import Optimizer
 from isthmus.core.train.checkpoint import Checkpoints, flat_state
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.optimizers import make_optimizer, reset_optimizer
-from isthmus.core.train.parallel import Engine, prepare
+from isthmus.core.train.parallel import Engine
 from isthmus.core.train.weights import checksum, full
 from isthmus.errors import RecipeError, UsageError
 
 FAMILIES = ["dit", "unet", "mmdit"]
-
-
-def made(family: str = "dit", strategy: str = "fsdp", **optimizer: Any) -> Engine:
-    model = build_from_config(CLASSES[family], MODELS[family], 0)
-    return prepare(
-        model,
-        Optimizer(**optimizer),
-        Parallel(strategy=strategy, precision="fp32"),  # type: ignore[arg-type]
-        cpu=True,
-    )
-
-
-def step(engine: Engine, number: int) -> None:
-    generator = torch.Generator().manual_seed(number)
-    for weight in engine.parameters.values():
-        gradient = torch.randn(weight.shape, generator=generator)
-        weight.grad = torch.zeros_like(weight) + (
-            DTensor.from_local(gradient, weight.device_mesh, weight.placements)
-            if isinstance(weight, DTensor)
-            else gradient
-        )
-    for group in engine.optimizer.param_groups:
-        group["lr"] = 1e-2
-    engine.optimizer.step()
-    engine.optimizer.zero_grad()
 
 
 def matrices(engine: Engine) -> dict[str, nn.Parameter]:
@@ -117,9 +89,9 @@ def test_decay_can_spare_biases_norms_and_embeddings(family: str, name: str) -> 
     assert {g["weight_decay"] for g in made(family, name=name).optimizer.param_groups} == {0.01}
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
 def test_state_exists_before_the_first_step_and_reset_makes_it_anew(name: str) -> None:
-    engine = made(name=name, weight_decay_on="matrices")
+    engine = made(name=name, weight_decay_on="matrices", config=WIDE)
     ema = EMA(engine.parameters)
     empty = checksum(flat_state(engine, ema))
     weights = {found: weight.detach().clone() for found, weight in engine.parameters.items()}
@@ -140,7 +112,7 @@ def test_a_model_without_blocks_has_nothing_for_muon() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("optimizer__name", "adamw_8bit", "8-bit moments are not offered: bitsandbytes has no kernel"),
+        ("optimizer__name", "paged_adamw_8bit", "adamw_8bit is the one with moments of 8 bits"),
         ("parallel__precision", "fp8", "fp8 is not in this version"),
         ("optimizer__momentum", 0.9, "is of name muon; it is adamw"),
         ("parallel__activation_checkpointing", "some", "selective"),
@@ -157,14 +129,14 @@ def test_what_is_not_offered_is_refused_in_one_line(
     assert field.replace("__", ".") in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
 def test_a_checkpoint_holds_the_optimizers_state_for_any_strategy(tmp_path: Path, name: str) -> None:
     """Through the same calls that a run makes."""
     from isthmus.core.train import checkpoint as module
     from isthmus.storage.rundir import RunDirectory
 
     state_type, identity_type = module.TrainerState, module.Identity
-    engine = made(name=name)
+    engine = made(name=name, config=WIDE)
     ema = EMA(engine.parameters)
     for number in (1, 2):
         step(engine, number)
@@ -173,7 +145,7 @@ def test_a_checkpoint_holds_the_optimizers_state_for_any_strategy(tmp_path: Path
     Checkpoints(RunDirectory(tmp_path), engine, ema, CheckpointSettings(), None).save(
         state_type(identity, step=2)
     )
-    other = made(name=name, strategy="ddp")
+    other = made(name=name, strategy="ddp", config=WIDE)
     other_ema = EMA(other.parameters)
     Checkpoints(RunDirectory(tmp_path), other, other_ema, CheckpointSettings(), None).load(identity)
     assert checksum(flat_state(other, other_ema)) == expected
