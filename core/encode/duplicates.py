@@ -41,7 +41,7 @@ class Preview:
     def __call__(self, latents: NDArray[np.float16]) -> NDArray[np.float32]:
         """Unscaled latents [n, C, h, w] -> colours [n, h, w, 3], about 0 to 1."""
         cells = np.moveaxis(latents, 1, 3).astype(np.float32)
-        return cells @ self.weights[:-1] + self.weights[-1]
+        return np.asarray(cells @ self.weights[:-1] + self.weights[-1], np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ def _decoded(autoencoder: Autoencoder, means: NDArray[np.float16]) -> NDArray[np
         decode(autoencoder, means[start : start + _DECODED_AT_ONCE])
         for start in range(0, len(means), _DECODED_AT_ONCE)
     ]
-    return np.concatenate(parts).astype(np.float32) / 255
+    return np.concatenate(parts).astype(np.float32) / np.float32(255)
 
 
 def _sorted(first: NDArray[np.int64]) -> list[NDArray[np.int64]]:

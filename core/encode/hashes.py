@@ -48,8 +48,7 @@ def hashes(pictures: NDArray[np.float32]) -> Hashes:
 def _resample(values: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
     """[n, H, W] -> [n, height, width]: means of areas, or lines between the cells' centres where there are fewer."""
     rows, columns = _weights(values.shape[1], height), _weights(values.shape[2], width)
-    found: NDArray[np.float32] = rows @ values @ columns.T
-    return found
+    return np.asarray(rows @ values @ columns.T, np.float32)
 
 
 @cache
@@ -63,7 +62,7 @@ def _weights(given: int, wanted: int) -> NDArray[np.float32]:
     else:
         centre = ((edges[1:] + edges[:-1]) / 2 - 0.5).clip(0, given - 1)
         share = (1 - np.abs(centre[:, None] - np.arange(given))).clip(min=0)
-    return share.astype(np.float32)
+    return np.asarray(share, np.float32)
 
 
 @cache

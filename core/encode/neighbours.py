@@ -46,13 +46,12 @@ def groups(hashes: Hashes, distance: int) -> NDArray[np.int64]:
             places = places[key[places] == key[places + step]]
     roots = _find(parent, np.arange(len(parent)))
     # Numbered by the first hash of the group, in the order they were given.
-    found: NDArray[np.int64] = firsts[roots][standing_for]
-    return found
+    return np.asarray(firsts[roots][standing_for], np.int64)
 
 
 def apart(bits: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Bits in which they differ."""
-    return np.bitwise_count(bits ^ other).astype(np.int64)
+    return np.asarray(np.bitwise_count(bits ^ other), np.int64)
 
 
 def _alike(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

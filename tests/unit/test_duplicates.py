@@ -20,7 +20,7 @@ from isthmus.core.encode.hashes import Hashes, hashes
 from isthmus.core.encode.looking import decode, open_autoencoder
 from isthmus.core.encode.neighbours import COLOUR, apart, groups
 from isthmus.core.encode.patch_pca import PatchPCA
-from isthmus.errors import CorruptShard
+from isthmus.errors import CorruptShard, UsageError
 from isthmus.storage.shards import open_dataset
 from isthmus.storage.shards.latents import read_keys, read_means
 
@@ -83,6 +83,28 @@ def test_a_preview_of_a_linear_autoencoder_is_what_decoding_shows(data: Path) ->
     small = decode(autoencoder, means).reshape(len(means), 16, 4, 16, 4, 3).mean((2, 4)) / 255
     assert np.abs(preview(means) - small).mean() < 0.02
     assert len(read_keys(dataset, 3, 64)) == len(means) == dataset.index.rows[3]
+
+
+def test_latents_that_a_linear_look_does_not_show_are_refused_and_decoded_when_asked(tmp_path: Path) -> None:
+    """A decoder that multiplies: what its channels show depends on each other's signs."""
+    import torch
+
+    class Multiplying(PatchPCA):
+        def decode(self, latents: torch.Tensor) -> torch.Tensor:
+            return super().decode(latents * torch.sign(latents[:, :1]) * torch.sign(latents[:, 1:2]))
+
+    (tmp_path / "data").mkdir()
+    pictures = [photograph(number) for number in range(24)]
+    made = make_pictured(tmp_path / "data", [*pictures, pictures[3]], factor=8)
+    dataset = open_dataset(str(tmp_path / "data"))
+    other = Multiplying(
+        made.centre * 0, made.components, factor=8, scaling_factor=made.scaling_factor, psnr_db=made.psnr_db
+    )
+    with pytest.raises(UsageError, match="light and dark only") as refused:
+        find_duplicates(dataset, other, resolution=64)
+    assert refused.value.hint == "--decode decodes every latent"
+    found = find_duplicates(dataset, other, resolution=64, whole=True)
+    assert [group.tolist() for group in found.groups] == [[3, 24]]
 
 
 def test_hashes_keep_through_small_changes_and_differ_between_pictures() -> None:
