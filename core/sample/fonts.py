@@ -84,6 +84,7 @@ class Fonts:
         self._open: list[Font] = []
         self._nothing: list[bytes] = []
         self._having: dict[str, int | None] = {}
+        self._seen: dict[tuple[int, str], bool] = {}
         for name in first:
             try:
                 self._add(ImageFont.truetype(name, size))
@@ -125,7 +126,9 @@ class Fonts:
         return unicodedata.category(char) in ("Cf", "Zs", "Mn", "Me", "Mc") or self._has(number, char)
 
     def _has(self, number: int, char: str) -> bool:
-        return _drawn(self._open[number], char) != self._nothing[number]
+        if (number, char) not in self._seen:
+            self._seen[number, char] = _drawn(self._open[number], char) != self._nothing[number]
+        return self._seen[number, char]
 
     def _next(self) -> bool:
         """Opens one more file; False when there is none."""

@@ -13,6 +13,8 @@ from isthmus.core.sample.fonts import Fonts
 
 _JOINERS = "\u200c\u200d"
 _BOX = "\u25a1"
+_LONGEST = 4096
+"""Characters that are looked at: no few lines hold more."""
 Colour = tuple[int, int, int]
 
 
@@ -45,7 +47,7 @@ class Lettering:
 
     def lines(self, text: str, width: float, most: int) -> list[Line]:
         """At most `most` lines of `width` pixels; what does not fit is cut with an ellipsis."""
-        clean = cleaned(text)
+        clean = cleaned(text[:_LONGEST])
         base = right_to_left(clean)
         rows: list[str] = []
         rest = clean.split(" ") if clean else []
