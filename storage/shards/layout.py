@@ -158,6 +158,30 @@ def page_header(chunk: bytes | memoryview) -> tuple[int, int]:
     return end, fields[3]
 
 
+def page_of(chunk: memoryview) -> memoryview:
+    """The page of a column chunk that is one page behind one header.
+
+    The header that our writer makes says the page's length in its second field; the chunk's end is the page's. Whether the
+    page holds what it should is for whoever decodes it to see.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if len(chunk) > 16 and chunk[:3] == _PAGE_BEGINS:
+        length, _ = _varint(chunk, 3)
+        header = len(chunk) - (length >> 1)
+        if 8 < header < MAX_PAGE_HEADER and not chunk[header - 1]:
+            return chunk[header:]
+    header, length = page_header(chunk[:4096])
+    if len(chunk) - header != length:
+        raise ValueError("the page does not fill its column chunk")
+    return chunk[header:]
+
+
+_PAGE_BEGINS = b"\x15\x00\x15"
+"""Thrift: field 1, the kind of page, is 0 (data); field 2, its length, follows."""
+
+
 def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:

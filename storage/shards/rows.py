@@ -20,40 +20,40 @@ class FixedColumn(NamedTuple):
     width: int
 
 
+class RowPlaces(NamedTuple):
+    """Where the columns of a block lie."""
+
+    fixed: list[FixedColumn]
+    """Of fixed width: their rows can be read one by one."""
+    small: list[SmallPlace]
+    """Numbers and strings."""
+
+
 class RowReader(BlockReader):
     """A :class:`BlockReader` of rows that lie apart, too."""
 
-    def fixed(self, block: int, caption: int = 0) -> list[FixedColumn]:
-        """The columns of fixed width, whose rows can be read one by one."""
+    def places(self, block: int, caption: int = 0) -> RowPlaces:
+        """Where a block's columns lie."""
         rows, index = int(self.dataset.index.rows[block]), self.dataset.index
-        found = []
+        found = RowPlaces([], [])
         for part in self._parts(block, caption):
-            sibling = index.sibling(part.sibling)
-            end, name = sibling.start(block, part.first), index.file(block, part.sibling)
-            for column, length in zip(part.columns, self._lengths(block, part), strict=True):
+            sibling, lengths = index.sibling(part.sibling), self._lengths(block, part)
+            start, size = sibling.start(block, part.first), int(sibling.file_bytes[block])
+            name, end = index.file(block, part.sibling), start
+            for column, length in zip(part.columns, lengths, strict=True):
                 end += length
                 if column.kind == "bytes":
-                    assert column.width is not None
-                    start = end - rows * column.width
-                    size = int(sibling.file_bytes[block])
-                    found.append(FixedColumn(column.name, name, size, start, column.width))
-        return found
-
-    def small_places(self, block: int, caption: int = 0) -> list[SmallPlace]:
-        """Where a block's numbers and strings lie."""
-        index, found = self.dataset.index, []
-        for part in self._parts(block, caption):
-            sibling = index.sibling(part.sibling)
-            start = sibling.start(block, part.first)
-            name, size = index.file(block, part.sibling), int(sibling.file_bytes[block])
-            for stretch in stretches(part.columns, self._lengths(block, part), start, gap=MAX_GAP):
-                found.append(SmallPlace(name, size, stretch))
+                    width = column.width
+                    assert width is not None
+                    found.fixed.append(FixedColumn(column.name, name, size, end - rows * width, width))
+            for stretch in stretches(part.columns, lengths, start, gap=MAX_GAP):
+                found.small.append(SmallPlace(name, size, stretch))
         return found
 
     def small(self, block: int, caption: int = 0) -> Small:
         """A block's numbers and strings; checksums are not compared. Errors as of :meth:`read`."""
         found: list[memoryview] = []
-        places = self.small_places(block, caption)
+        places = self.places(block, caption).small
         for place in places:
             part = next(
                 p

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.storage.shards.layout import Column, decode_bools, decode_strings, page_header
+from isthmus.storage.shards.layout import Column, decode_bools, decode_strings, page_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -96,10 +96,7 @@ def _decode(column: Column, chunk: memoryview, rows: int) -> list[str] | NDArray
         if len(chunk) < 4 * rows:
             raise ValueError("the column chunk is shorter than its values")
         return np.frombuffer(chunk, "<i4", rows, len(chunk) - 4 * rows)
-    header, length = page_header(chunk)
-    page = chunk[header:]
-    if len(page) != length:
-        raise ValueError("the page does not fill its column chunk")
+    page = page_of(chunk)
     if column.kind == "string":
         return decode_strings(page, rows)
     return decode_bools(page, rows).astype(np.int32)

@@ -154,7 +154,7 @@ class Gatherer(Ahead[Part]):
             if not step.left:
                 assert step.buffer is not None
                 step.buffer.keys, step.buffer.captions = step.keys, step.captions
-                step.buffer.numbers[:] = step.numbers
+                step.buffer.numbers[:] = step.rows[:, -len(step.layout.numbers) :]
                 if step.step == state.wanted:
                     self._ready.notify_all()
 
@@ -165,8 +165,8 @@ class Gatherer(Ahead[Part]):
         assert buffer is not None
         lengths = np.repeat(step.layout.widths, count)
         addresses = (step.layout.places[:, slots] + buffer.address).reshape(-1)
-        offsets = step.places[:columns, slots].reshape(-1)
-        files = step.places[columns : 2 * columns, slots].reshape(-1)
+        offsets = step.rows[slots, :columns].T.reshape(-1)
+        files = step.rows[slots, columns : 2 * columns].T.reshape(-1)
         got: Int64 | None = None
         held: list[tuple[LocalRanges, list[Held]]] = []
         try:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isthmus.errors import DataError, IsthmusError
 from isthmus.storage.ranges.local import Held, LocalRanges
 from isthmus.storage.ranges.many import many_reads
 from isthmus.storage.shards.rows import RowReader
-from isthmus.storage.shards.small import Small
+from isthmus.storage.shards.small import Small, SmallPlace
 from isthmus.storage.stream.lines import LaneWindow, Run
 from isthmus.storage.stream.order import StepPlace
 from isthmus.storage.stream.stage import BlockKey, StageReader
@@ -45,32 +44,23 @@ class _Table:
 
     first: int
     end: int
-    places: Int64
+    rows: Int64
     """As of `Step`."""
-    numbers: NDArray[np.int32]
     keys: list[str]
     captions: list[str]
     files: frozenset[int]
     errors: dict[int, IsthmusError]
     """Rows of this table whose strings and numbers cannot be read."""
 
-    def errors_in(self, rows: slice) -> list[IsthmusError]:
-        """Of some rows."""
-        return (
-            [error for row, error in self.errors.items() if rows.start <= row < rows.stop]
-            if self.errors
-            else []
-        )
-
 
 class _Draft(NamedTuple):
     """A window before it is shuffled."""
 
-    places: Int64
+    rows: Int64
+    small: dict[BlockKey, list[SmallPlace]]
+    """Where the strings and numbers of its blocks lie."""
     needed: list[tuple[int, int, int]]
     """File, start and length of what its rows will be read from."""
-    keys: list[BlockKey]
-    """Its blocks."""
 
 
 _Kept = Small | IsthmusError
@@ -103,7 +93,7 @@ class RowPlanner:
         self._stage: StageReader | None = None
         self._tables: dict[int, list[deque[_Table]]] = {}
         """Bucket -> for each lane, the windows that are not used up."""
-        self._small: dict[BlockKey, _Kept | None] = {}
+        self._small: dict[BlockKey, _Kept] = {}
         """Of the blocks that were looked up last: the next windows may begin in them."""
         self._united: tuple[list[frozenset[int]], frozenset[int]] = ([], frozenset())
         self.split_blocks = 0
@@ -129,18 +119,23 @@ class RowPlanner:
             for at, ((number, _), table) in enumerate(zip(missing, found_tables, strict=True)):
                 lanes[number].append(table)
                 missing[at] = (number, table.end)
-        found = [
-            (table, slice(max(first, table.first) - table.first, min(end, table.end) - table.first))
-            for tables in lanes
-            for table in tables
-            if table.first < end
-        ]
         layout = stage.layout(place.bucket, place.share * len(self._lanes))
         keys: list[str] = []
         captions: list[str] = []
-        for table, rows in found:
-            keys += table.keys[rows]
-            captions += table.captions[rows]
+        pieces: list[Int64] = []
+        files: list[frozenset[int]] = []
+        errors: list[IsthmusError] = []
+        for tables in lanes:
+            for table in tables:
+                begin, stop = max(first, table.first) - table.first, min(end, table.end) - table.first
+                if begin >= stop:
+                    continue
+                pieces.append(table.rows[begin:stop])
+                keys += table.keys[begin:stop]
+                captions += table.captions[begin:stop]
+                files.append(table.files)
+                if table.errors:
+                    errors += [error for row, error in table.errors.items() if begin <= row < stop]
         step = Step(
             step=self.frontier,
             stage=stage,
@@ -149,12 +144,11 @@ class RowPlanner:
             share=place.share,
             layout=layout,
             left=1,
-            places=np.concatenate([table.places[:, rows] for table, rows in found], axis=1),
+            rows=np.concatenate(pieces),
             keys=keys,
             captions=captions,
-            numbers=np.concatenate([table.numbers[rows] for table, rows in found]),
-            files=self._files_of([table.files for table, _ in found]),
-            error=next((error for table, rows in found for error in table.errors_in(rows)), None),
+            files=self._files_of(files),
+            error=errors[0] if errors else None,
         )
         self.frontier += 1
         return step
@@ -176,10 +170,7 @@ class RowPlanner:
                 windows.append((window, list(zip(runs, keys, strict=True))))
         drafts = [self._draft(stage, bucket, runs) for _, runs in windows]
         needed = [need for draft in drafts for need in draft.needed]
-        kept = {key: small for key, small in self._small.items() if isinstance(small, Small)}
-        self._small = self._read_small(
-            stage, {key: kept.get(key) for draft in drafts for key in draft.keys}, needed
-        )
+        self._small = self._read_small(stage, [draft.small for draft in drafts], needed)
         return [
             self._table(stage, bucket, window, runs, draft)
             for (window, runs), draft in zip(windows, drafts, strict=True)
@@ -187,25 +178,26 @@ class RowPlanner:
 
     def _draft(self, stage: StageReader, bucket: int, runs: list[tuple[Run, BlockKey]]) -> _Draft:
         """Where the rows of a window lie, in the order of the line."""
-        columns = [name for name, _ in stage.layout(bucket, 1).columns]
-        places = np.empty((2 * len(columns) + 4, sum(run.count for run, _ in runs)), np.int64)
+        layout, count = stage.layout(bucket, 1), sum(run.count for run, _ in runs)
+        columns = {name: line for line, (name, _) in enumerate(layout.columns)}
+        found = np.zeros((count, 2 * len(columns) + 4 + len(layout.numbers)), np.int64)
         needed: list[tuple[int, int, int]] = []
+        small: dict[BlockKey, list[SmallPlace]] = {}
         begin = 0
         for run, key in runs:
             self.split_blocks += run.row > 0
-            end = begin + run.count
-            here, rows = places[:, begin:end], np.arange(run.row, run.row + run.count)
-            for column in _reader(stage, key).fixed(key.block, key.caption):
+            here, rows = found[begin : begin + run.count], np.arange(run.row, run.row + run.count)
+            fixed, small[key] = _reader(stage, key).places(key.block, key.caption)
+            for column in fixed:
                 file = self._file(key.source, column.file, column.file_bytes)
-                line = columns.index(column.name)
-                np.multiply(rows, column.width, out=here[line])
-                here[line] += column.start
-                here[len(columns) + line] = file
+                line = columns[column.name]
+                here[:, line] = column.start + column.width * rows
+                here[:, len(columns) + line] = file
                 needed.append((file, column.start + column.width * run.row, column.width * run.count))
-            here[2 * len(columns) : -1] = [[key.source], [key.block], [key.caption]]
-            here[-1] = rows
-            begin = end
-        return _Draft(places, needed, [key for _, key in runs])
+            here[:, 2 * len(columns) : 2 * len(columns) + 3] = key.source, key.block, key.caption
+            here[:, 2 * len(columns) + 3] = rows
+            begin += run.count
+        return _Draft(found, small, needed)
 
     def _table(
         self,
@@ -217,14 +209,13 @@ class RowPlanner:
     ) -> _Table:
         """A window's table: the draft's rows as they are shuffled."""
         columns = stage.layout(bucket, 1).numbers
-        numbers = np.zeros((len(window.shuffled), len(columns)), np.int32)
+        numbers = draft.rows[:, -len(columns) :]
         names: list[str] = []
         captions: list[str] = []
         failed: dict[int, IsthmusError] = {}
         """By place in the line."""
         for run, key in runs:
             small, taken = self._small[key], slice(run.row, run.row + run.count)
-            assert small is not None
             if isinstance(small, IsthmusError):
                 failed |= dict.fromkeys(range(len(names), len(names) + run.count), small)
                 names += [""] * run.count
@@ -238,8 +229,7 @@ class RowPlanner:
         return _Table(
             first=window.first,
             end=window.first + len(order),
-            places=draft.places[:, window.shuffled],
-            numbers=numbers[window.shuffled],
+            rows=draft.rows[window.shuffled],
             keys=[names[row] for row in order],
             captions=[captions[row] for row in order],
             files=frozenset(file for file, _, _ in draft.needed),
@@ -249,15 +239,19 @@ class RowPlanner:
     def _read_small(
         self,
         stage: StageReader,
-        blocks: dict[BlockKey, _Kept | None],
+        small: list[dict[BlockKey, list[SmallPlace]]],
         needed: list[tuple[int, int, int]],
-    ) -> dict[BlockKey, _Kept | None]:
-        """Strings and numbers of blocks, those that are None read now; and the system is told of `needed`."""
-        places = {
-            key: _reader(stage, key).small_places(key.block, key.caption)
-            for key, small in blocks.items()
-            if small is None
-        }
+    ) -> dict[BlockKey, _Kept]:
+        """Strings and numbers of blocks; and the system is told of `needed`."""
+        blocks: dict[BlockKey, _Kept] = {}
+        places: dict[BlockKey, list[SmallPlace]] = {}
+        for of_window in small:
+            for key, of in of_window.items():
+                kept = self._small.get(key)
+                if isinstance(kept, Small):
+                    blocks[key] = kept
+                else:
+                    places[key] = of
         stretches = [
             (self._file(key.source, place.file, place.size), place.stretch.start, place.stretch.length)
             for key, of in places.items()
@@ -284,12 +278,12 @@ class RowPlanner:
     ) -> list[memoryview | None]:
         """The bytes of stretches (file, start, length), None where it failed; has the system read what is not in its page
         cache, `needed` included."""
-        if not stretches:
+        if not stretches and not needed:
             return []
         every = np.array([*stretches, *needed], np.int64)
         held: list[tuple[LocalRanges, list[Held]]] = []
         starts, lengths, count = every[:, 1], every[:, 2], len(stretches)
-        memory = np.empty(int(lengths[:count].sum()), np.uint8)
+        memory = np.empty(int(lengths[:count].sum()) + 1, np.uint8)
         base = memory.__array_interface__["data"][0]
         try:
             descriptors = hold(self.files, frozenset(every[:, 0].tolist()), held)[every[:, 0]]

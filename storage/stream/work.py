@@ -38,24 +38,23 @@ class Job:
 class Step(Job):
     """One step whose rows are read one by one, from wherever they lie; `left` counts parts of it."""
 
-    places: Int64 = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    """[2 columns + 4, rows] of each row: where each column's values start in a file, the numbers of these files, and its
-    source, block, caption and row in the block."""
+    rows: Int64 = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """[rows, 2 columns + 4 + numbers] of each row: where each column's values start in a file; the numbers of these files; its
+    source, block, caption and row in the block; and the layout's numbers."""
     keys: list[str] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
-    numbers: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    """[rows, numbers of the layout]"""
     files: frozenset[int] = frozenset()
     """Numbers of the files that hold the rows, and perhaps others."""
 
     def key(self, slot: int) -> BlockKey:
         """The block that a row of the batch comes from."""
-        source, block, caption = self.places[2 * len(self.layout.columns) :, slot][:3].tolist()
+        first = 2 * len(self.layout.columns)
+        source, block, caption = self.rows[slot, first : first + 3].tolist()
         return BlockKey(source, block, self.stage.resolution, caption)
 
     def row(self, slot: int) -> int:
         """Its row in the block."""
-        return int(self.places[2 * len(self.layout.columns) + 3, slot])
+        return int(self.rows[slot, 2 * len(self.layout.columns) + 3])
 
 
 @dataclass(eq=False, slots=True)

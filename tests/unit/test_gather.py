@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from isthmus.errors import CorruptShard
@@ -19,6 +20,7 @@ from isthmus.storage.ranges.many import ManyReads, available
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.spec import FileReplaced
 from isthmus.storage.shards import DatasetSpec, open_dataset
+from isthmus.storage.shards.layout import page_header, page_of
 from isthmus.storage.shards.synthetic import TINY, write_synthetic
 from isthmus.storage.stream import Loader, Plan, Segment
 from isthmus.storage.stream.gather import Gatherer
@@ -186,3 +188,19 @@ def test_held_files_are_checked_and_given_back(tmp_path):
     assert found is not None
     ranges.close()
     assert not any(str(link.resolve()).startswith(str(tmp_path)) for link in Path("/proc/self/fd").iterdir())
+
+
+def test_the_page_of_a_chunk_is_what_its_header_says(written):
+    """The short way to a page and the long one, over every column chunk; and chunks that are none."""
+    for path in sorted(written.glob("part-*.parquet")):
+        content, groups = memoryview(path.read_bytes()), pq.ParquetFile(path).metadata
+        for group in map(groups.row_group, range(groups.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                start = column.data_page_offset
+                chunk = content[start : start + column.total_compressed_size]
+                header, length = page_header(chunk)
+                assert header + length == len(chunk)
+                assert page_of(chunk) == chunk[header:]
+                for wrong in (chunk[: header - 2], chunk[5:], chunk[:1]):
+                    with pytest.raises(ValueError, match="page"):
+                        page_of(wrong)
