@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from isthmus.core.recipe.stages import Optimizer
-from isthmus.core.train.adamw8bit import MARK, block_of, dequantise, dynamic_map, quantise
+from isthmus.core.train.adamw8bit import MARK, _nearest, block_of, dequantise, dynamic_map, quantise
 from isthmus.core.train.checkpoint import flat_state
 from isthmus.core.train.ema import EMA
 from isthmus.core.train.optimizers import make_optimizer, reset_optimizer
@@ -67,6 +67,19 @@ def test_a_number_comes_back_nearly_and_a_second_time_exactly(signed: bool) -> N
     quantise(back, again, same, signed=signed)
     if not signed:  # the largest magnitude is a level; a negative one is not
         assert torch.equal(dequantise(again, same, signed=signed), back)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_table_finds_the_nearest_level(signed: bool) -> None:
+    levels = torch.tensor(dynamic_map(signed))
+    borders = (levels[1:] + levels[:-1]) / 2
+    near = torch.cat([torch.nextafter(borders, borders - 1), borders, torch.nextafter(borders, borders + 1)])
+    spread = torch.cat(
+        [torch.logspace(-12, 0, 100_000), torch.linspace(0, 1, 100_000), torch.tensor([0.0, 1.0])]
+    )
+    values = torch.cat([near, levels, spread, *([-spread] if signed else [])])
+    found = _nearest(values, signed)
+    assert torch.equal(found, torch.bucketize(values, borders, right=True, out_int32=True))
 
 
 def adamw(weight: Tensor, gradients: list[Tensor], decay: float) -> Tensor:
