@@ -54,6 +54,9 @@ class ReadingLog:
             interval=INTERVAL_S if alive is None else alive.interval,
         )
         lead = engine.rank == 0
+        if lead:
+            for fit in loader.fits:
+                print(fit, flush=True)
         self._writer = run.metrics("data", writer=f"attempt{attempt}") if lead else None
         self._describer: Describer | None = None
         if lead and len(sources.datasets) > 1:

@@ -20,7 +20,7 @@ from isthmus.storage.ranges.many import available
 from isthmus.storage.shards.blocks import block_reader
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.spec import Float16, TextColumn
-from isthmus.storage.stream.access import Access, rows_apart
+from isthmus.storage.stream.access import Access, Fit, rows_apart
 from isthmus.storage.stream.batch import Allocate, Batch, allocate_touched
 from isthmus.storage.stream.depth import Depth
 from isthmus.storage.stream.describe import Describer, RowPlace
@@ -220,6 +220,11 @@ class Loader:
     def memory_bytes(self, world_size: int | None = None) -> int:
         """Bytes that the order needs on a rank of `world_size` (default: this loader's): the largest of the stages."""
         return max(need.bytes for need in self._needs(self._plan, world_size or self.world_size))
+
+    @property
+    def fits(self) -> list[Fit]:
+        """How much of each source the node's cache has room for; only of sources that are cached."""
+        return [access.fit for access in self._access if access.fit is not None]
 
     @property
     def resident_bytes(self) -> int:

@@ -159,13 +159,18 @@ def test_a_source_may_be_spread_over_several_roots(latents: dict[str, str], tmp_
 
 
 def test_where_and_how_much_is_cached(
-    latents: dict[str, str], remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    latents: dict[str, str],
+    remote: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ISTHMUS_CACHE_DIR", str(tmp_path / "default"))
     changes = {"data__access": "download", "data__sources": [{"uri": remote}]}
     place = tmp_path / "chosen"
     run(tmp_path, "", "elsewhere", changes | {"data__cache_directory": str(place)})
     assert place.exists()
+    assert f"cache folder {place} has room for" in capsys.readouterr().out
     assert not (tmp_path / "default").exists()
     with pytest.raises(UsageError, match="cache limit of 1,000 bytes is smaller than the largest file"):
         run(tmp_path, "", "tight", changes | {"data__cache_limit": "1 KB"})

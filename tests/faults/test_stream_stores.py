@@ -123,7 +123,7 @@ from itertools import islice
 from pathlib import Path
 import subprocess
 sys.path.insert(0, sys.argv[4])
-from streams import STEPS, loader_of
+from streams import QUICK, STEPS, loader_of
 from isthmus.storage.shards import open_dataset
 
 hosts, port, folder = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -131,8 +131,10 @@ usual = Path("/etc/hosts").read_text()
 hosts.write_text(usual)
 subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
 dataset = replace(open_dataset(folder), roots=(f"http://a-store.invalid:{port}",))
-loader = loader_of(dataset)
-threading.Timer(1.0, hosts.write_text, [usual + "127.0.0.1 a-store.invalid\\n"]).start()
+away = float(sys.argv[5])
+policy = replace(QUICK, budget_s=away + 20)
+loader = loader_of(dataset, policy, wait_limit=away + 30)
+threading.Timer(away, hosts.write_text, [usual + "127.0.0.1 a-store.invalid\\n"]).start()
 with loader:
     for batch in islice(loader, STEPS):
         print(*batch.keys)
@@ -142,13 +144,16 @@ assert loader.stats()["retries"] > 1
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a hosts file of its own needs root")
-def test_a_name_that_does_not_resolve_for_a_while_is_waited_for(folder, expected, faulty: Server, tmp_path):
+@pytest.mark.parametrize("away", [1.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_a_name_that_does_not_resolve_for_a_while_is_waited_for(
+    folder, expected, faulty: Server, tmp_path, away
+):
     helpers = Path(__file__).parents[1] / "helpers"
-    arguments = [str(tmp_path / "hosts"), str(faulty(folder).port), str(folder), str(helpers)]
+    arguments = [str(tmp_path / "hosts"), str(faulty(folder).port), str(folder), str(helpers), str(away)]
     command = ["unshare", "--mount", sys.executable, "-c", NAME, *arguments]
     if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this container may not make a mount namespace")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()] == expected
 
