@@ -114,20 +114,20 @@ class NamespaceHost:
         self._ready = os.fdopen(ready)
         self._container = container
 
-    def connect(self, link: str, bridge: str) -> None:
-        """Once the namespaces are there: the network, and what mounts the file systems. Raises StorageError."""
+    def connect(self, link: str | None, bridge: str) -> None:
+        """Once the namespaces are there: the network (None: no link), and what mounts the file systems. Raises StorageError."""
         if self._ready.readline() != "ready\n":
             self._process.kill()
             why = (self._container.home / "boot.log").read_text(errors="replace").strip().splitlines()
             raise StorageError(f"no namespaces for {self.name}: {why[-1] if why else 'no reason given'}")
         self.pid = only_child(self._process.pid)
-        run_ip(
-            f"link add {link} type veth peer name eth0 netns {self.pid}\nlink set {link} master {bridge} up"
-        )
-        run_ip(
-            f"addr add {self.address}/24 dev eth0\nlink set eth0 up\nlink set lo up",
-            within=["nsenter", "-t", str(self.pid), "-n"],
-        )
+        inside = ["link set lo up"]
+        if link is not None:
+            run_ip(
+                f"link add {link} type veth peer name eth0 netns {self.pid}\nlink set {link} master {bridge} up"
+            )
+            inside = [f"addr add {self.address}/24 dev eth0", "link set eth0 up", *inside]
+        run_ip("\n".join(inside), within=["nsenter", "-t", str(self.pid), "-n"])
         for target, command in self._container.fuse.items():
             self._mount(target, command)
 
@@ -204,7 +204,8 @@ class Bridge:
 
     Args:
         names: of the hosts; they resolve through /etc/hosts (`hosts_file`).
-        isolated: without a way to this machine: hosts reach one another and nothing else.
+        isolated: without a way to this machine: hosts reach one another and nothing else; one alone has a loopback interface
+            only, and its name resolves to nothing.
     """
 
     privileges: Privileges = "namespaces"
@@ -219,6 +220,7 @@ class Bridge:
             self._mark = base36(os.getpid())
             self.bridge = f"sm{self._mark}b{self._net:02x}"
             run_ip(f"link add {self.bridge} type bridge")
+        self._alone = isolated and len(names) == 1
         self.gateway: str | None = None if isolated else f"{NET}.{self._net}.254"
         if self.gateway:
             run_ip(f"addr add {self.gateway}/24 dev {self.bridge}")
@@ -232,7 +234,7 @@ class Bridge:
     def hosts_file(self) -> str:
         """What /etc/hosts says on every host."""
         lines = [f"{self.address(index)} {name}" for index, name in enumerate(self.names)]
-        return "\n".join(["127.0.0.1 localhost", *lines, ""])
+        return "\n".join(["127.0.0.1 localhost", *([] if self._alone else lines), ""])
 
     def _link(self, index: int) -> str:
         return f"sm{self._mark}v{self._net:02x}-{index}"
@@ -243,7 +245,7 @@ class Bridge:
         for index, (name, container) in enumerate(zip(self.names, containers, strict=True)):
             self._hosts.append(NamespaceHost(name, self.address(index), container))
         for index, host in enumerate(self._hosts):
-            host.connect(self._link(index), self.bridge)
+            host.connect(None if self._alone else self._link(index), self.bridge)
         for host in self._hosts:
             host.go()
         return list(self._hosts)

@@ -79,8 +79,9 @@ class SageMakerBackend:
 
     def status(self, handle: Handle) -> Status:
         """What SageMaker says, settled with what the run directory tells."""
-        events = RunDirectory(handle.run_uri).events()
         job = submission.describe(self._client(handle), _name(handle))
+        # Only then: a worker tells of its end before its job is over, and the mirror's last files come at the very end.
+        events = RunDirectory(handle.run_uri).events()
         if job is None:
             return settle_missing(events, cloud="SageMaker", job_id=_name(handle))
         seen = state.of(job)
