@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from isthmus.errors import CorruptShard, DataError, DatasetNotFound, UsageError
 from isthmus.storage.filesystems import filesystem, join, storage_errors
@@ -15,7 +17,8 @@ from isthmus.storage.shards.files import text_file, write_whole
 from isthmus.storage.shards.foreign import Decoder, ForeignReader
 from isthmus.storage.shards.foreign_arrays import first_shape
 from isthmus.storage.shards.foreign_block import Expected
-from isthmus.storage.shards.foreign_index import ForeignEntry, dump_foreign_index
+from isthmus.storage.shards.foreign_index import ForeignFile, dump_foreign_index
+from isthmus.storage.shards.foreign_map import ColumnMap
 from isthmus.storage.shards.foreign_null import null_from_file, null_from_row, null_from_zeros
 from isthmus.storage.shards.foreign_scan import File, Group, Scan, list_files, read_footer, scan_files
 from isthmus.storage.shards.foreign_settings import ForeignSettings, Shape
@@ -59,26 +62,23 @@ def index_files(
     dest = dest or sources[0]
     _check_dest(dest, replace)
     files = list_files(sources, pattern)
-    scans = list(scan_files(files, settings.columns, settings.bucket, threads=threads, progress=progress))
-    scans = [scan for scan in scans if scan.groups]
-    if not scans:
+    found = _Found(settings.columns)
+    for scan in scan_files(files, settings.columns, settings.bucket, threads=threads, progress=progress):
+        found.add(scan)
+    if not found.files:
         raise UsageError("the files have no rows", where=", ".join(sources))
-    buckets, shapes = _bucket_shapes(scans, settings)
+    buckets, shapes = _bucket_shapes(found.first, settings)
     spec = settings.spec(buckets)
     size_class = spec.resolutions[-1]
-    index = dump_foreign_index(list(_entries(scans, size_class)), settings.columns)
-    rows: dict[str, int] = {}
-    for scan in scans:
-        for group in scan.groups:
-            rows[group.bucket] = rows.get(group.bucket, 0) + group.rows
+    index = dump_foreign_index(found.files, settings.columns, size_class)
     manifest = Manifest(
         spec=spec,
         latent_shapes=shapes,
-        samples=sum(rows.values()),
-        rows={bucket: {size_class: rows[bucket]} for bucket in buckets},
-        shards=len(scans),
-        blocks=sum(len(scan.groups) for scan in scans),
-        size=sum(scan.file.size for scan in scans),
+        samples=sum(found.rows.values()),
+        rows={bucket: {size_class: found.rows[bucket]} for bucket in buckets},
+        shards=len(found.files),
+        blocks=sum(len(file.rows) for file in found.files),
+        size=sum(file.file_bytes for file in found.files),
         rejected=0,
         files={names.INDEX: SideFile.of(index)},
         source=settings.about,
@@ -86,7 +86,7 @@ def index_files(
     )
     # As a later reader will see it, before anything is written.
     where = join(dest, names.INDEX)
-    places = {scan.file.name: scan.file.root for scan in scans}
+    places = {file.name: file.root for file in files}
     dataset = Dataset(
         (dest, *sources) if dest not in sources else tuple(sources),
         manifest,
@@ -130,37 +130,55 @@ def _check_dest(dest: str, replace: bool) -> None:
         raise UsageError("there is an index already", where=dest, hint="--replace writes it anew")
 
 
-def _entries(scans: Iterable[Scan], size_class: int) -> Iterable[ForeignEntry]:
-    for scan in scans:
-        for group in scan.groups:
-            yield ForeignEntry(
-                shard=scan.file.name,
-                row_group=group.number,
-                rows=group.rows,
-                bucket=group.bucket,
-                size_class=size_class,
-                file_bytes=scan.file.size,
-                footer_bytes=scan.footer_bytes,
-                footer_crc32=scan.footer_crc32,
-                stored=group.stored,
-                decoded=group.decoded,
-            )
+class _Found:
+    """The files' row groups as they are scanned, a few numbers each."""
 
+    def __init__(self, columns: ColumnMap) -> None:
+        self._columns = len(columns.names())
+        self.files: list[ForeignFile] = []
+        self.first: dict[str, tuple[File, Group]] = {}
+        """Bucket -> its first row group."""
+        self.rows: dict[str, int] = {}
+        """Of each bucket."""
 
-def _bucket_shapes(
-    scans: Sequence[Scan], settings: ForeignSettings
-) -> tuple[tuple[str, ...], dict[str, dict[int, Shape]]]:
-    """The buckets, and each one's latent shape at each resolution."""
-    first: dict[str, tuple[File, Group]] = {}
-    for scan in scans:
+    def add(self, scan: Scan) -> None:
+        """Takes a file's row groups. UsageError when a bucket has other sides than before."""
+        if not scan.groups:
+            return
         for group in scan.groups:
-            file, other = first.setdefault(group.bucket, (scan.file, group))
+            file, other = self.first.setdefault(group.bucket, (scan.file, group))
             if other.sides != group.sides:
                 raise UsageError(
                     f"bucket {group.bucket} has sides {group.sides}, {other.sides} in {file.name}",
                     where=f"{scan.file.uri}, row group {group.number}",
                     hint="index the files of one resolution at a time (--files PATTERN)",
                 )
+            self.rows[group.bucket] = self.rows.get(group.bucket, 0) + group.rows
+        shape = len(scan.groups), self._columns
+        self.files.append(
+            ForeignFile(
+                shard=scan.file.name,
+                file_bytes=scan.file.size,
+                footer_bytes=scan.footer_bytes,
+                footer_crc32=scan.footer_crc32,
+                row_group=np.array([group.number for group in scan.groups], np.int64),
+                rows=np.array([group.rows for group in scan.groups], np.int64),
+                # One string for each bucket, not for each row group.
+                bucket=[self.first[group.bucket][1].bucket for group in scan.groups],
+                stored=np.array([group.stored for group in scan.groups], np.int64).reshape(shape),
+                decoded=np.array([group.decoded for group in scan.groups], np.int64).reshape(shape),
+            )
+        )
+
+
+def _bucket_shapes(
+    first: Mapping[str, tuple[File, Group]], settings: ForeignSettings
+) -> tuple[tuple[str, ...], dict[str, dict[int, Shape]]]:
+    """The buckets, and each one's latent shape at each resolution.
+
+    Args:
+        first: bucket -> its first row group.
+    """
     unknown = sorted(set(settings.shapes) - set(first))
     if unknown:
         raise UsageError(

@@ -52,37 +52,45 @@ class ForeignFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignEntry:
-    """One row of the index, as the builder fills it in."""
+class ForeignFile:
+    """What the index says of one file, as arrays: there may be hundreds of thousands of row groups."""
 
     shard: str
-    row_group: int
-    rows: int
-    bucket: str
-    size_class: int
     file_bytes: int
     footer_bytes: int
     footer_crc32: int
-    stored: Sequence[int]
-    """By column, in the order of `columns.names()`."""
-    decoded: Sequence[int]
+    row_group: Int64
+    """[groups]"""
+    rows: Int64
+    """[groups]"""
+    bucket: Sequence[str]
+    """[groups]"""
+    stored: Int64
+    """[groups, columns], in the order of `columns.names()`."""
+    decoded: Int64
+    """[groups, columns]"""
 
 
-def dump_foreign_index(entries: Sequence[ForeignEntry], columns: ColumnMap) -> bytes:
-    """The index file of these row groups, which are in shard and row group order."""
+def dump_foreign_index(files: Sequence[ForeignFile], columns: ColumnMap, size_class: int) -> bytes:
+    """The index file of these files' row groups."""
+    counts = [len(file.rows) for file in files]
+
+    def repeated(values: Sequence[Any], kind: Any) -> Any:
+        return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(files)), counts)))
+
     arrays: dict[str, Any] = {
-        "shard": pa.array([e.shard for e in entries], pa.string()),
-        "row_group": pa.array([e.row_group for e in entries], pa.int32()),
-        "rows": pa.array([e.rows for e in entries], pa.int32()),
-        "bucket": pa.array([e.bucket for e in entries], pa.string()),
-        "size_class": pa.array([e.size_class for e in entries], pa.int32()),
-        "file_bytes": pa.array([e.file_bytes for e in entries], pa.int64()),
-        "footer_bytes": pa.array([e.footer_bytes for e in entries], pa.int64()),
-        "footer_crc32": pa.array([e.footer_crc32 for e in entries], pa.uint32()),
+        "shard": repeated([file.shard for file in files], pa.string()),
+        "row_group": pa.array(np.concatenate([file.row_group for file in files]), pa.int32()),
+        "rows": pa.array(np.concatenate([file.rows for file in files]), pa.int32()),
+        "bucket": pa.array([bucket for file in files for bucket in file.bucket], pa.string()),
+        "size_class": pa.array(np.full(sum(counts), size_class), pa.int32()),
+        "file_bytes": repeated([file.file_bytes for file in files], pa.int64()),
+        "footer_bytes": repeated([file.footer_bytes for file in files], pa.int64()),
+        "footer_crc32": repeated([file.footer_crc32 for file in files], pa.uint32()),
     }
     for at, name in enumerate(columns.names()):
-        arrays[f"{name}/stored"] = pa.array([e.stored[at] for e in entries], pa.int64())
-        arrays[f"{name}/decoded"] = pa.array([e.decoded[at] for e in entries], pa.int64())
+        arrays[f"{name}/stored"] = pa.array(np.concatenate([file.stored[:, at] for file in files]))
+        arrays[f"{name}/decoded"] = pa.array(np.concatenate([file.decoded[:, at] for file in files]))
     table = pa.table(arrays)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import gc
 import struct
 import zlib
 from collections import deque
@@ -34,6 +35,7 @@ from isthmus.storage.shards.foreign_settings import BucketRule, bucket_of_sides
 from isthmus.storage.shards.layout import MAX_ROWS_PER_GROUP
 
 CONVERT = "`isthmus data convert` rewrites such files"
+_FOOTERS_LEFT = 64
 _TAIL = 1 << 16  # bytes read at first of a file's end; most footers fit
 
 
@@ -136,6 +138,9 @@ def scan_files(
                         break
                     yield waiting.popleft().result()
                     done += 1
+                    if done % _FOOTERS_LEFT == 0:
+                        # pyarrow's metadata and schema hold each other: gigabytes, until a collector comes by.
+                        gc.collect(1)
                     if progress is not None:
                         progress(done, len(files))
             finally:

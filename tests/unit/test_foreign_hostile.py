@@ -182,15 +182,14 @@ def fake(folder: Path, dataset: Dataset, rows: int, size: int, footer: int, crc:
     """Writes the index and the manifest anew, with another file's size and footer."""
     from dataclasses import replace
 
-    from isthmus.storage.shards.foreign_index import ForeignEntry, dump_foreign_index
+    from isthmus.storage.shards.foreign_index import ForeignFile, dump_foreign_index
     from isthmus.storage.shards.manifest import INDEX, MANIFEST, SideFile
 
     assert dataset.manifest.columns is not None
     names = dataset.manifest.columns.names()
-    entry = ForeignEntry(
-        "x.parquet", 0, rows, "1:1", 64, size, footer, crc, [0] * len(names), [0] * len(names)
-    )
-    index = dump_foreign_index([entry], dataset.manifest.columns)
+    none, one = np.zeros((1, len(names)), np.int64), np.array([rows])
+    file = ForeignFile("x.parquet", size, footer, crc, none[:, 0], one, ["1:1"], none, none)
+    index = dump_foreign_index([file], dataset.manifest.columns, 64)
     manifest = replace(dataset.manifest, files={**dataset.manifest.files, INDEX: SideFile.of(index)})
     (folder / INDEX).write_bytes(index)
     (folder / MANIFEST).write_bytes(manifest.dump())
