@@ -62,7 +62,7 @@ def _snapshot(place: str, files: list[str], ignore: list[str] | None = None) -> 
         "ignore_patterns": ignore,
         "endpoint": os.environ.get("HF_ENDPOINT"),
     }
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     try:
         with quiet():

@@ -57,15 +57,19 @@ class PatchMixerBlock(nn.Module):
         key, value = self.text_kv(text).chunk(2, dim=2)
         tokens = tokens + self.text_out(self._attention(query, key, value, bias))
         normed = self.norm3(tokens) * (1 + scale_m) + shift_m
-        return tokens + gate_m * self.down(F.silu(self.gate(normed)) * self.up(normed))
+        mixed: Tensor = tokens + gate_m * self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return mixed
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         # Normed over all heads together, as the authors do. Autocast makes a norm float32.
         query = F.layer_norm(query, query.shape[-1:], eps=_EPS).to(value.dtype)
         key = F.layer_norm(key, key.shape[-1:], eps=_EPS).to(value.dtype)
-        heads = [part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)]
+        query, key, value = (
+            part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in (query, key, value)
+        )
         bias = None if bias is None else bias.to(value.dtype)
-        return F.scaled_dot_product_attention(*heads, attn_mask=bias).transpose(1, 2).flatten(2)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return out.transpose(1, 2).flatten(2)
 
 
 class PatchMixer(nn.Module):
@@ -129,7 +133,7 @@ class PatchMixer(nn.Module):
             mixed = mixed + _places(*grid, mixed.shape[2], mixed.device).to(mixed.dtype)
         for block in self.blocks:
             if torch.is_grad_enabled() and self.gradient_checkpointing:
-                mixed = self._gradient_checkpointing_func(block, mixed, text, time, bias)
+                mixed = self._gradient_checkpointing_func(block, mixed, text, time, bias)  # type: ignore[operator]
             else:
                 mixed = block(mixed, text, time, bias)
         if keep is not None:
@@ -144,6 +148,7 @@ class PatchMixer(nn.Module):
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
         for layer in (self.time[0], self.time[2]):
+            assert isinstance(layer, nn.Linear)
             nn.init.normal_(layer.weight, std=_STD)
         for block in self.blocks:
             assert isinstance(block, PatchMixerBlock)
