@@ -61,7 +61,7 @@ def settle(
         return Status(
             state=state,
             exit_code=int(ending.get("exit_code", EXIT_CODES[state])),
-            cause=_cause_of(ending),
+            cause=_cause_of(ending) or (why_stopped(told) if state == "stopped" else None),
             attempt=attempt,
             detail=detail,
         )
@@ -98,6 +98,15 @@ def first_cause(endings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | Non
         return place, float(event.get("at") or event.get("time") or 0.0)
 
     return min(endings, key=rank, default=None)
+
+
+def why_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Which cap of the budget was reached, where that is why the newest stop was requested; a user knows why they asked."""
+    for event in reversed(events):
+        if event["type"] == "stop-requested":
+            why = event.get("cause") or event.get("reason")  # of a supervisor, of rank 0
+            return str(why) if why and event.get("by") == "budget" else None
+    return None
 
 
 def _since_submission(events: Sequence[Mapping[str, Any]], job_id: str | None) -> Sequence[Mapping[str, Any]]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from isthmus.backends.local import checks
 from isthmus.backends.local.keeper import last_error
 from isthmus.backends.local.place import JobPlace
+from isthmus.backends.settle import why_stopped
 from isthmus.backends.spec import (
     EXIT_CODES,
     Capability,
@@ -186,7 +187,8 @@ class LocalBackend:
             if state == "preempted" and alive:
                 return Status(state="restarting", attempt=attempt, cause=ending.get("cause"))
             code = int(ending.get("exit_code", EXIT_CODES[state]))
-            return Status(state=state, exit_code=code, cause=ending.get("cause"), attempt=attempt)
+            cause = ending.get("cause") or (why_stopped(run.events()) if state == "stopped" else None)
+            return Status(state=state, exit_code=code, cause=cause, attempt=attempt)
         if alive:
             return Status(state="pending" if attempt is None else "running", attempt=attempt)
         holder = run.lease_holder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from collections.abc import Iterator
 
@@ -70,6 +71,14 @@ def _identity(job: Job, choice: Choice) -> Iterator[Finding]:
         yield rules.ROLE.found(f"backends.sagemaker.role_arn {role[:80]} is not the ARN of a role")
     if choice.region is None:
         yield rules.REGION.found("backends.sagemaker.region is not given: AWS_REGION or the profile decides")
+        return
+    with contextlib.suppress(NotInstalled):
+        known = shapes.regions()
+        if choice.region not in known:
+            near = difflib.get_close_matches(choice.region, known, n=1)
+            yield rules.REGION_UNKNOWN.found(
+                f"AWS has no region {choice.region}{f' (did you mean {near[0]}?)' if near else ''}"
+            )
 
 
 def _machines(job: Job, choice: Choice) -> Iterator[Finding]:

@@ -43,6 +43,12 @@ REGION = _rule(
     "The job goes wherever AWS_REGION or the profile of whoever launches it points, which may not be where the data is.",
     "--set backends.sagemaker.region=us-east-1", _GUIDE,
 )  # fmt: skip
+REGION_UNKNOWN = _rule(
+    "region-unknown", "warning", "No region of that name is known here.",
+    "The SDK makes an address of whatever name it is given, and only its connection fails. A region that is newer than the "
+    "installed botocore is one that it does not know, either.",
+    "correct the name, or pip install -U botocore", "botocore's partitions.json",
+)  # fmt: skip
 RUN_DIRECTORY = _rule(
     "run-directory", "error", "The run directory is not on S3, or its URI is too long.",
     "The container's disk is gone when the job ends. The URI is an argument of the container and a tag of the job, 256 "

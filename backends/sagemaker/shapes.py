@@ -43,15 +43,27 @@ class Refusal:
     message: str
 
 
+def _files(pattern: str) -> list[Path]:
+    """Of botocore's data. Raises NotInstalled."""
+    found = importlib.util.find_spec("botocore")
+    places = list(found.submodule_search_locations or []) if found is not None else []
+    files = [file for place in places for file in Path(place).glob(f"data/{pattern}")]
+    if not files:
+        raise NotInstalled("the check against SageMaker's own model", extra="sagemaker", module="botocore")
+    return files
+
+
+@cache
+def regions() -> tuple[str, ...]:
+    """Every region that botocore knows, of whichever partition. Raises NotInstalled."""
+    partitions = from_json(_files("partitions.json")[0].read_bytes())["partitions"]
+    return tuple(region for one in partitions for region in one["regions"] if not region.endswith("-global"))
+
+
 @cache
 def _model() -> Mapping[str, Any]:
     """Shapes by name. Raises NotInstalled."""
-    found = importlib.util.find_spec("botocore")
-    places = list(found.submodule_search_locations or []) if found is not None else []
-    files = [file for place in places for file in Path(place).glob("data/sagemaker/*/service-2.json*")]
-    if not files:
-        raise NotInstalled("the check against SageMaker's own model", extra="sagemaker", module="botocore")
-    data = max(files).read_bytes()
+    data = max(_files("sagemaker/*/service-2.json*")).read_bytes()
     # Two and a half megabytes: pydantic's parser is twice as fast as json's, and every dry run waits for it.
     model = from_json(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     shapes: Mapping[str, Any] = model["shapes"]

@@ -278,6 +278,7 @@ def test_the_budget_stops_it_for_good(desk: Desk) -> None:
     words = ("--set", "budget.max_usd=0.0001", "--set", "backends.local.usd_per_hour=3600")
     code, out, _ = desk.isthmus("launch", "tiny.yaml", "--run-id", "one", *words, plan={"*": "preempt"})
     assert code == 4, out
+    assert "one stopped: budget.max_usd 0.0001 reached" in out
     assert desk.run("one").events("note")[0]["usd"] == "3600"
     code, _, err = desk.isthmus("launch", "tiny.yaml", "--set", "budget.max_usd=1")
     assert code == 3

@@ -40,6 +40,11 @@ CASES: dict[str, tuple[Job, Job, str]] = {
     ),
     "role": (case(usual=False), case(), "role_arn is not given"),
     "region": (case(usual=False), case(), "AWS_REGION"),
+    "region-unknown": (
+        case(*sm(region="us-esat-1")),
+        case(*sm(region="cn-north-1")),
+        "AWS has no region us-esat-1 (did you mean us-",
+    ),
     "run-directory": (case("run_directory=./runs"), case(), "run_directory ./runs is not on S3"),
     "data-place": (case("data.sources.0.uri=./data"), case(), "data.sources.0.uri ./data is a path of this machine"),
     "channels": (case("data.access=mount", MANY), case(MANY), "21 channels"),

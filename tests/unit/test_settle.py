@@ -51,6 +51,15 @@ def test_of_an_ended_job_the_events_count() -> None:
     )
 
 
+def test_a_stop_by_the_budget_says_which_cap() -> None:
+    ended = event("stopped", exit_code=4)
+    rank = event("stop-requested", by="budget", reason="budget.max_usd 5 reached (0.10 h at 50)")
+    assert settled("finished", STARTED, rank, ended) == ("stopped", 4, rank["reason"])
+    supervisor = event("stop-requested", by="budget", cause="budget.max_hours 2 reached")
+    assert settled("stopped", STARTED, supervisor, ended) == ("stopped", 4, supervisor["cause"])
+    assert settled("stopped", STARTED, event("stop-requested", by="user"), ended) == ("stopped", 4, None)
+
+
 def test_the_first_cause_in_time_counts_and_an_echo_last() -> None:
     lost = event("failed", 10, at=9.0, cause="rank 0 lost contact with another rank", echo=True)
     killed = event("failed", 12, at=9.1, cause="rank 9 was killed by signal 9", node=1)
