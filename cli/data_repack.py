@@ -32,6 +32,11 @@ _GROUP = typer.Option(
 _ORDER = typer.Option(
     "bucket", "--order", help="Of the shards: bucket, size-class, or source (as the rows come)."
 )
+_COMPRESSION = typer.Option(
+    "none",
+    "--compression",
+    help="none (our layout, the fastest), zstd, lz4 or snappy: for keeping and moving.",
+)
 _THREADS = typer.Option(0, "--threads", help="Shards written at once; default: the cores, four at most.")
 _RESTART = typer.Option(False, "--restart", help="Forget what was begun at DEST.")
 _AS_JSON = typer.Option(False, "--json", help="Print one JSON document.")
@@ -52,6 +57,7 @@ def _repack(
     shard_size: str = _SHARD,
     row_group_size: str = _GROUP,
     order: str = _ORDER,
+    compression: str = _COMPRESSION,
     threads: int = _THREADS,
     restart: bool = _RESTART,
     as_json: bool = _AS_JSON,
@@ -67,7 +73,7 @@ def _repack(
 
     _run(
         lambda options: repack(src, dest, options),
-        _options(shard_size, row_group_size, order, threads, restart),
+        _options(shard_size, row_group_size, order, compression, threads, restart),
         as_json,
     )
 
@@ -81,6 +87,7 @@ def _merge(
     shard_size: str = _SHARD,
     row_group_size: str = _GROUP,
     order: str = _ORDER,
+    compression: str = _COMPRESSION,
     threads: int = _THREADS,
     restart: bool = _RESTART,
     as_json: bool = _AS_JSON,
@@ -97,7 +104,7 @@ def _merge(
     how = _one_of("--duplicates", duplicates, ("refuse", "skip"))
     _run(
         lambda options: merge(src, dest, options, duplicates=how),
-        _options(shard_size, row_group_size, order, threads, restart),
+        _options(shard_size, row_group_size, order, compression, threads, restart),
         as_json,
     )
 
@@ -116,6 +123,7 @@ def _split(
     shard_size: str = _SHARD,
     row_group_size: str = _GROUP,
     order: str = _ORDER,
+    compression: str = _COMPRESSION,
     threads: int = _THREADS,
     restart: bool = _RESTART,
     as_json: bool = _AS_JSON,
@@ -145,7 +153,7 @@ def _split(
             raise UsageError("--parts names two parts here, such as `large,rest`", where=parts)
     _run(
         lambda options: split(src, dest, how, options, **more),
-        _options(shard_size, row_group_size, order, threads, restart),
+        _options(shard_size, row_group_size, order, compression, threads, restart),
         as_json,
     )
 
@@ -157,6 +165,7 @@ def _filter(
     shard_size: str = _SHARD,
     row_group_size: str = _GROUP,
     order: str = _ORDER,
+    compression: str = _COMPRESSION,
     threads: int = _THREADS,
     restart: bool = _RESTART,
     as_json: bool = _AS_JSON,
@@ -172,7 +181,7 @@ def _filter(
 
     _run(
         lambda options: filtered(src, dest, where, options),
-        _options(shard_size, row_group_size, order, threads, restart),
+        _options(shard_size, row_group_size, order, compression, threads, restart),
         as_json,
     )
 
@@ -209,8 +218,11 @@ def _run(do: Callable[[Options], Rewritten], options: Options, as_json: bool) ->
     )
 
 
-def _options(shard_size: str, row_group_size: str, order: str, threads: int, restart: bool) -> Options:
+def _options(
+    shard_size: str, row_group_size: str, order: str, compression: str, threads: int, restart: bool
+) -> Options:
     from isthmus.storage.shards.rewrite import Options
+    from isthmus.storage.shards.rewrite_compressed import CODECS
     from isthmus.storage.shards.rewrite_plan import Sizes
 
     shard_rows, shard_bytes = _size("--shard-size", shard_size)
@@ -218,6 +230,7 @@ def _options(shard_size: str, row_group_size: str, order: str, threads: int, res
     return Options(
         sizes=Sizes(shard_rows, shard_bytes, group_rows, group_bytes),
         order=_one_of("--order", order, ("bucket", "size-class", "source")),
+        compression=_one_of("--compression", compression, CODECS),
         threads=threads,
         restart=restart,
         progress=_progress(),

@@ -28,7 +28,7 @@ from isthmus.storage.shards.layout import (
 from isthmus.storage.shards.spec import DatasetSpec, TextColumn
 
 
-class _Recorder(io.RawIOBase):
+class Recorder(io.RawIOBase):
     """Passes bytes on to the store and keeps them until they are asked for, to take checksums of what is written."""
 
     def __init__(self, file: Any) -> None:
@@ -36,9 +36,11 @@ class _Recorder(io.RawIOBase):
         self.file, self.position, self.recent = file, 0, bytearray()
 
     def writable(self) -> bool:
+        """It is."""
         return True
 
     def write(self, data: Any) -> int:
+        """Passes bytes on; how many they were."""
         view = memoryview(data).cast("B")
         self.file.write(view)
         self.recent += view
@@ -46,6 +48,7 @@ class _Recorder(io.RawIOBase):
         return len(view)
 
     def tell(self) -> int:
+        """Bytes so far."""
         return self.position
 
     def take(self) -> bytearray:
@@ -76,7 +79,7 @@ class SiblingFile:
         self._schema = pa.schema([column.arrow() for column in columns])
         with storage_errors("write", uri):
             self._file = store.open(path, "wb")
-            self._recorder = _Recorder(self._file)
+            self._recorder = Recorder(self._file)
             self._writer = pq.ParquetWriter(self._recorder, self._schema, **PARQUET_OPTIONS)
             self._writer.add_key_value_metadata({"isthmus": json.dumps(about, sort_keys=True)})
 

@@ -28,7 +28,7 @@ from isthmus.storage.shards.writer import DatasetWriter
 WORK_FOLDER = "_encode"
 """Where whoever writes parts keeps their records until the manifest is there, and files lie that are half written."""
 MAX_PARTS, _SHARDS_OF_A_PART = 100_000, 10_000
-_SHARD = re.compile(r"part-([0-9]{5,9})\.(text[0-9]*|[0-9]+px)\.parquet")
+_SHARD = re.compile(r"part-([0-9]{5,9})\.(text[0-9]*|[0-9]+px|all)\.parquet")
 
 
 class PartWriter(DatasetWriter):

@@ -21,6 +21,7 @@ from isthmus.storage.filesystems import is_local, join, local_path, scheme_of
 from isthmus.storage.shards.dataset import Dataset, open_dataset
 from isthmus.storage.shards.manifest import Manifest
 from isthmus.storage.shards.predicate import column_types, parse_predicate
+from isthmus.storage.shards.rewrite_compressed import CODECS, spec_of
 from isthmus.storage.shards.rewrite_keys import by_hash, collect, later_duplicates, refuse_duplicates
 from isthmus.storage.shards.rewrite_merge import common_spec, extras, side_files
 from isthmus.storage.shards.rewrite_plan import LEFT_OUT, Chosen, Order, Sizes, plan_part
@@ -47,6 +48,8 @@ class Options:
     """Forget what was begun at the destination."""
     progress: Progress | None = None
     """Called with what is being done, the rows done and all rows."""
+    compression: str = "none"
+    """Of `CODECS`. With any but `none` the files are parquet that is read through a column map, not our own layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +200,16 @@ def _run(
     datasets = [source.dataset for source in sources]
     spec, shapes = common_spec(datasets)
     targets = {name: join(dest, name) if name else dest for name in names}
+    if options.compression not in CODECS:
+        raise UsageError(f"compression is {', '.join(CODECS)}, not {options.compression}")
     _check_dest(dest, list(targets.values()), datasets)
     parts = [
         plan_part(number, name, targets[name], sources, chosen, spec, shapes, options.sizes, options.order)
         for number, name in enumerate(names)
     ]
+    if options.compression != "none":
+        classes = {size for part in parts for by_size in part.rows.values() for size in by_size}
+        spec = spec_of(spec, sorted(classes), dest)
     plan = {
         "version": _VERSION,
         "command": command,
@@ -209,6 +217,7 @@ def _run(
         **settings,
         "sizes": asdict(options.sizes),
         "order": options.order,
+        "compression": options.compression,
         "pyarrow": pa.__version__,
         "parts": {part.name: [len(part.shards), part.samples] for part in parts},
     }
@@ -222,6 +231,7 @@ def _run(
         parts=parts,
         side_files=side_files(datasets, spec),
         extras=extras(datasets),
+        compression=options.compression,
         about="; ".join(dict.fromkeys(d.manifest.source for d in datasets if d.manifest.source)),
     )
     manifests = write(job, work, threads=threads, progress=_saying(options, "rows written"))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from isthmus.storage.shards.index import BlockEntry, dump_table, index_table
 from isthmus.storage.shards.layout import Column, columns_of, siblings
 from isthmus.storage.shards.manifest import Manifest, SideFile
 from isthmus.storage.shards.parts import check_there, put
+from isthmus.storage.shards.rewrite_compressed import column_map, dump, write_file
 from isthmus.storage.shards.rewrite_plan import Chosen, Part, Shapes, Shard
 from isthmus.storage.shards.rewrite_source import Source
 from isthmus.storage.shards.rewrite_work import FOLDER, Work
@@ -42,6 +44,8 @@ class Job:
     extras: Mapping[str, bytes]
     """Files below the root that are copied, such as a patch_pca autoencoder's."""
     about: str
+    compression: str = "none"
+    """Of the files; with any, they are read through a column map."""
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def columns(self, bucket: str, sibling: str) -> list[Column]:
@@ -108,6 +112,8 @@ def _write_shard(job: Job, shard: Shard) -> Any:
         )
         for number, start in enumerate(starts)
     ]
+    if job.compression != "none":
+        return _write_compressed(job, shard, starts)
     footers: dict[tuple[str, str], tuple[int, int]] = {}
     keys: list[list[str]] = []
     for sibling in siblings(job.spec, group.size_class):
@@ -129,6 +135,33 @@ def _write_shard(job: Job, shard: Shard) -> Any:
             raise
         footers[shard.name, sibling] = file.close()
     return index_table(entries, job.index_columns(part), footers)
+
+
+def _write_compressed(job: Job, shard: Shard, starts: range) -> Any:
+    """Writes a shard's file, all siblings' columns side by side; its rows of the index."""
+    group = shard.group
+    columns = {s: job.columns(group.bucket, s) for s in siblings(job.spec, group.size_class)}
+    gathers = {sibling: _Gather(job, shard, sibling, own) for sibling, own in columns.items()}
+
+    def values(start: int) -> dict[str, dict[str, Any]]:
+        if job.stopped.is_set():
+            raise IsthmusError("stopped, since another shard could not be written")
+        stop = min(start + shard.rows_per_group, shard.stop)
+        found = {sibling: gather.rows(start, stop) for sibling, gather in gathers.items()}
+        for sibling, gather in gathers.items():
+            if found[sibling]["key"] != found["text"]["key"]:
+                raise gather.other_keys(found["text"]["key"], found[sibling]["key"], start)
+        return found
+
+    return write_file(
+        job.parts[shard.part].uri,
+        shard.name,
+        group.bucket,
+        job.spec,
+        job.compression,
+        columns,
+        [partial(values, start) for start in starts],
+    )
 
 
 def _give_up(file: SiblingFile) -> None:
@@ -219,10 +252,14 @@ def _put_together(job: Job, part: Part, number: int, work: Work) -> Manifest:
             where=work.uri,
             hint="run the command again",
         )
-    table = pa.concat_tables(records).combine_chunks()
-    footers = _footers(table, job.index_columns(part))
+    blocks = sum(record.num_rows for record in records)
+    if job.compression != "none":
+        index, footers = dump(records, job.spec)
+    else:
+        table = pa.concat_tables(records).combine_chunks()
+        index, footers = dump_table(table), _footers(table, job.index_columns(part))
     check_there(part.uri, footers)
-    contents = {**job.side_files, names.INDEX: dump_table(table)}
+    contents = {**job.side_files, names.INDEX: index}
     manifest = Manifest(
         spec=job.spec,
         latent_shapes={
@@ -235,11 +272,12 @@ def _put_together(job: Job, part: Part, number: int, work: Work) -> Manifest:
         samples=part.samples,
         rows={bucket: dict(sorted(part.rows[bucket].items())) for bucket in sorted(part.rows)},
         shards=len(part.shards),
-        blocks=table.num_rows,
+        blocks=blocks,
         size=sum(size for size, _ in footers.values()),
         rejected=job.side_files[names.REJECTED].count(b"\n"),
         files={name: SideFile.of(data) for name, data in contents.items()},
         source=job.about,
+        columns=None if job.compression == "none" else column_map(job.spec),
     )
     for name, data in {**job.extras, **contents}.items():
         put(part.uri, name, data, work=FOLDER)

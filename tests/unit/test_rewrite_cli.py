@@ -68,6 +68,8 @@ def test_filter_says_how_many_are_left_out(data, tmp_path, capsys):
         (["repack", "SRC", "DEST", "--row-group-size", "many"], "--row-group-size is a size such as"),
         (["repack", "SRC", "DEST", "--shard-size", "0"], "--shard-size is a size such as"),
         (["repack", "SRC", "DEST", "--order", "random"], "--order is bucket, size-class or source"),
+        (["repack", "SRC", "DEST", "--compression", "gzip"], "--compression is none, zstd, lz4 or snappy"),
+        (["repack", "SRC", "DEST", "--compression", "zstd"], "compressed files hold one size class"),
         (["repack", "SRC", "DEST", "--threads", "1000"], "threads must be from 0 to 64"),
         (["repack", "NOTHING", "DEST"], "no latent dataset here"),
         (["repack", "SRC", "SRC"], "onto itself"),
