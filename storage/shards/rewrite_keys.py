@@ -71,7 +71,7 @@ def refuse_duplicates(sources: Sequence[Source], parts: Sequence[Parts]) -> None
     count = sum(int((part == LEFT_OUT).sum()) for part in parts)
     if not count:
         return
-    told = []
+    told: list[str] = []
     for source, part in zip(sources, parts, strict=True):
         for row in np.flatnonzero(part == LEFT_OUT)[: 3 - len(told)].tolist():
             block = int(np.searchsorted(source.first, row, side="right")) - 1

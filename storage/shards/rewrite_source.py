@@ -21,7 +21,8 @@ from isthmus.storage.shards.foreign_arrays import flag_rows, number_rows, text_r
 from isthmus.storage.shards.foreign_block import Expected
 from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS, Column, columns_of
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Source:
@@ -123,8 +124,8 @@ class Source:
                 break
             if attempt:
                 message = "its bytes have another checksum than the index lists"
-                column = columns[wrong[0]].name
-                raise CorruptShard(message, shard=name, row_group=row_group, column=column)
+                blamed = columns[wrong[0]].name
+                raise CorruptShard(message, shard=name, row_group=row_group, column=blamed)
         for column, chunk in zip(columns, chunks, strict=True):
             try:
                 result.take(column, chunk)
