@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import FaultyServer
 from foreign import mapped, samples, table, write
 
 from isthmus.cli.app import main
@@ -125,6 +126,21 @@ def test_a_dataset_in_a_store_is_sampled_the_same(pristine: Path, tmp_path: Path
     assert any(
         "the file is missing" in str(p) for p in verify_sample(f"memory://{tmp_path.name}/data", 1).problems
     )
+
+
+def test_a_dataset_over_two_roots_and_one_on_a_web_server_are_sampled(data: Path, tmp_path: Path) -> None:
+    with FaultyServer(data) as server:
+        assert verify_sample(server.url, 50).ok, "no listing there: what is drawn is looked at"
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in data.glob("part-00003.*"):
+        path.rename(other / path.name)
+    roots = [str(data), str(other)]
+    report = verify_sample(roots, 50)
+    assert report.ok, report.problems
+    (other / "part-00003.text.parquet").unlink()
+    problems = [str(problem) for problem in verify_sample(roots, 1).problems]
+    assert "part-00003.text.parquet: the file is missing" in problems
 
 
 def test_files_of_others_are_sampled_too(tmp_path: Path) -> None:
