@@ -102,11 +102,17 @@ class BudgetWatch:
 
 
 def spent_hours(
-    started: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], attempt: int
+    started: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    attempt: int,
+    now: float | None = None,
 ) -> float:
     """Hours that attempts before `attempt` ran: from their `started` event, or first row, to their last row.
 
     What an attempt did after its last row (a checkpoint, a crash) is not counted.
+
+    Args:
+        now: seconds since 1970: adds what this attempt has run since its own `started`; the machines cost while it loads, too.
     """
     first: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -115,7 +121,9 @@ def spent_hours(
         if number < attempt:
             first[number] = min(first.get(number, moment), moment)
             last[number] = max(last.get(number, moment), moment)
-    return sum(last[number] - first[number] for number in first) / 3600
+    own = [float(row["time"]) for row in started if now is not None and int(row.get("attempt", 0)) == attempt]
+    loading = max(0.0, (now or 0.0) - own[0]) if own else 0.0
+    return (sum(last[number] - first[number] for number in first) + loading) / 3600
 
 
 def stop_requested(events: Sequence[Mapping[str, Any]]) -> bool:

@@ -86,8 +86,11 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
     on_rank_0(lambda: check_prompts(recipe, sources.datasets[0].prompts))
     attempt = on_rank_0(lambda: _open_run(recipe, run, sources, world_size))
     spent = on_rank_0(
-        lambda: spent_hours(run.events("started"), run.read_metrics("train", all_attempts=True), attempt)
+        lambda: spent_hours(
+            run.events("started"), run.read_metrics("train", all_attempts=True), attempt, now=time.time()
+        )
     )
+    counted_to = time.monotonic()
 
     bring_code(recipe, run)
     recipe = settled(recipe, run)
@@ -122,7 +125,7 @@ def set_up(recipe: Recipe, run: RunDirectory, *, cpu: bool | None = None) -> Set
         checkpoints=checkpoints,
         state=(loaded or TrainerState(identity)).but(identity=identity, stages=stages_of(recipe)),
         resumed=loaded is not None,
-        spent_hours=spent,
+        spent_hours=spent + (time.monotonic() - counted_to) / 3600,
         usd_per_hour=usd_per_hour(),
     )
 

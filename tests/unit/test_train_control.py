@@ -76,6 +76,10 @@ def test_budget_counts_earlier_attempts() -> None:
     ]
     rows = [{"attempt": 1, "time": 3600.0}, {"attempt": 2, "time": 11_800.0}]
     assert spent_hours(started, rows, attempt=3) == pytest.approx(1.5)
+    assert spent_hours(started, rows, attempt=3, now=20_900.0) == pytest.approx(1.75), (
+        "it costs while it loads"
+    )
+    assert spent_hours(started[:2], rows, attempt=3, now=20_900.0) == pytest.approx(1.5)
     watch = BudgetWatch(Budget(max_hours=2.0, max_usd=200.0), 1.5, 100.0)
     assert watch.reached() is None
     assert BudgetWatch(Budget(max_hours=1.5), 1.5, None).reached() == "budget.max_hours 1.5 reached"
