@@ -19,6 +19,8 @@ from isthmus.storage.shards.writer import BLOCK_BYTES, SHARD_BYTES, balanced_row
 Order = Literal["bucket", "size-class", "source"]
 LEFT_OUT = 255
 """The part of a row that goes nowhere."""
+MAX_GROUPS = 1024
+"""Of a shard whose size nobody told. Of tiny rows 1.5 GB are thousands, and a parquet footer is read whole."""
 Chosen = Sequence[NDArray[np.uint8] | None]
 """For each source the part of each of its rows; None: all go into the first part."""
 Shapes = Mapping[str, Mapping[int, tuple[int, int, int]]]
@@ -30,7 +32,7 @@ class Sizes:
 
     shard_rows: int | None = None
     shard_bytes: int | None = None
-    """Of all siblings together; neither: 1.5 GB."""
+    """Of all siblings together; neither: 1.5 GB, and no more than `MAX_GROUPS` row groups."""
     group_rows: int | None = None
     """Of the most frequent bucket; rarer ones have less in proportion."""
     group_bytes: int | None = None
@@ -109,6 +111,8 @@ def plan_part(
         per_shard = sizes.shard_rows
         if per_shard is None:
             per_shard = max(rows, (sizes.shard_bytes or SHARD_BYTES) // sum(_bytes(group, spec, shapes)))
+            if sizes.shard_bytes is None:
+                per_shard = min(per_shard, rows * MAX_GROUPS)
         if per_shard < rows:
             raise UsageError(f"a shard of {per_shard} rows is smaller than a row group of {rows}")
         per_shard -= per_shard % rows

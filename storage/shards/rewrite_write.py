@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -115,7 +116,7 @@ def _write_shard(job: Job, shard: Shard) -> Any:
     if job.compression != "none":
         return _write_compressed(job, shard, starts)
     footers: dict[tuple[str, str], tuple[int, int]] = {}
-    keys: list[list[str]] = []
+    keys: list[bytes] = []
     for sibling in siblings(job.spec, group.size_class):
         columns = job.columns(group.bucket, sibling)
         file = open_sibling(part.uri, job.spec, shard.name, sibling, group.bucket, group.size_class, columns)
@@ -126,15 +127,22 @@ def _write_shard(job: Job, shard: Shard) -> Any:
                     raise IsthmusError("stopped, since another shard could not be written")
                 values = gather.rows(start, start + entries[number].rows)
                 if len(keys) <= number:
-                    keys.append(values["key"])
-                elif keys[number] != values["key"]:
-                    raise gather.other_keys(keys[number], values["key"], start)
+                    keys.append(_digest(values["key"]))
+                elif keys[number] != _digest(values["key"]):
+                    text = _Gather(job, shard, "text", job.columns(group.bucket, "text"))
+                    mine = text.rows(start, start + entries[number].rows)["key"]
+                    raise gather.other_keys(mine, values["key"], start)
                 file.write(values, entries[number])
         except BaseException:
             _give_up(file)
             raise
         footers[shard.name, sibling] = file.close()
     return index_table(entries, job.index_columns(part), footers)
+
+
+def _digest(keys: Sequence[str]) -> bytes:
+    """Of a row group's keys: a shard may have millions."""
+    return hashlib.blake2b("\0".join(keys).encode(), digest_size=16).digest()
 
 
 def _write_compressed(job: Job, shard: Shard, starts: range) -> Any:
