@@ -55,17 +55,21 @@ ROOTS = {"s3": "s3://bucket/ours", "s3_delayed": "s3://bucket/ours", "blob": "az
 Get = Callable[[str, int, int], Any]
 
 
-def child(case: str, store: str, listing: str, depth: int | None, seconds: float) -> dict[str, float]:
-    """Reads in this process for some seconds after the first batch."""
+def child(
+    case: str, store: str, listing: str, depth: int | None, seconds: float, warm: float
+) -> dict[str, float]:
+    """Reads in this process for some seconds, `warm` ones after the first batch: the adaptive depth has to find itself."""
     batches = _ours(case, store, depth) if case.startswith("ours") else _raw(case, store, listing, depth or 4)
-    first = time.perf_counter() + 60
+    first = began = 0.0
     processor = size = 0.0
-    for number, (bytes_read, _) in enumerate(batches):
-        if number == 0:
-            first, processor = time.perf_counter(), time.process_time()
+    for bytes_read, _ in batches:
+        now = time.perf_counter()
+        began = began or now
+        if now - began < warm or not first:
+            first, processor = now, time.process_time()
             continue
         size += bytes_read
-        if time.perf_counter() - first >= seconds:
+        if now - first >= seconds:
             break
     taken = time.perf_counter() - first
     return {
@@ -215,7 +219,7 @@ def serving(store: str, folder: Path, work: Path) -> Iterator[dict[str, str]]:
 
 
 def measure(
-    store: str, listing: Path, environment: dict[str, str], repeats: int, seconds: float
+    store: str, listing: Path, environment: dict[str, str], repeats: int, seconds: float, warm: float
 ) -> dict[str, Any]:
     """Medians of every case at every depth; the best depth of each counts."""
     runs: dict[tuple[str, int | None], list[dict[str, float]]] = {}
@@ -229,6 +233,7 @@ def measure(
     for turn in range(repeats):
         for case, depth in keys if turn % 2 == 0 else reversed(keys):
             told = ["--child", case, "--store", store, "--listing", str(listing), "--seconds", str(seconds)]
+            told += ["--warm", str(warm)]
             told += [] if depth is None else ["--depth", str(depth)]
             done = subprocess.run(
                 [sys.executable, str(Path(__file__)), *told], env=environment, capture_output=True, text=True,
@@ -271,6 +276,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2048, help="of 184 KB")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a run, after its first batch")
+    parser.add_argument("--warm", type=float, default=3.0, help="seconds before that")
     parser.add_argument("--only", default="s3,s3_delayed,blob")
     parser.add_argument("--json", type=Path, help="write the result here as well")
     parser.add_argument("--lock", type=Path, help="a file that is locked while it measures")
@@ -280,7 +286,10 @@ def main() -> int:
     parser.add_argument("--depth", type=int, help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.child:
-        print(json.dumps(child(told.child, told.store, told.listing, told.depth, told.seconds)), flush=True)
+        print(
+            json.dumps(child(told.child, told.store, told.listing, told.depth, told.seconds, told.warm)),
+            flush=True,
+        )
         os._exit(0)  # reads in flight of a client need not be waited for
     from peers import ours
     from peers.harness import LISTING
