@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,8 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     told = parser.parse_args()
+    # An end by SIGTERM removes the files, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     work = Path(tempfile.mkdtemp(prefix="isthmus-large-", dir=told.folder))
     try:
         found = run(work, told.rows, looking=told.looking, say=not told.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -192,6 +193,9 @@ class Verifier:
         rows = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
         if rows != dataset.index.rows[blocks.start : blocks.stop].tolist():
             self.problem("its row groups are not those that the index lists", name)
+        # pyarrow's metadata and schema hold each other: gigabytes of footers, until a collector comes by.
+        del metadata, schema
+        gc.collect(1)
         return True
 
     def _block(
