@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from isthmus.core.encode.pretrained import locate
 from isthmus.core.models.families import resolved_config
-from isthmus.core.models.hub import fetch
 from isthmus.core.models.presets import CLASSES, config_comes_with_weights
 from isthmus.core.models.profiles import arguments
 from isthmus.core.recipe.checks_model import check_model
@@ -25,6 +24,7 @@ from isthmus.core.recipe.checks_tokens import check_tokens
 from isthmus.core.recipe.hub import FORM, is_hub
 from isthmus.core.recipe.schema import Recipe
 from isthmus.core.train.agreement import on_rank_0, rank, world_size
+from isthmus.core.train.hub import fetch
 from isthmus.errors import RecipeError, StorageError, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory

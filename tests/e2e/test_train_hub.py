@@ -13,9 +13,9 @@ import torch
 from hub import COMMIT, Hub, served
 from training import figures, recipe_data, rows
 
-from isthmus.core.models import hub as fetching
 from isthmus.core.recipe import parse_recipe, resolve
 from isthmus.core.sample.export import export
+from isthmus.core.train import hub as fetching
 from isthmus.core.train.loop import train
 from isthmus.errors import IsthmusError, RecipeError
 from isthmus.storage.rundir import RunDirectory

