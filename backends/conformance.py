@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from isthmus.backends.preflight import look
 from isthmus.backends.spec import (
     ENDED,
     EXIT_CODES,
@@ -235,7 +236,10 @@ class BackendConformance:
         assert all(finding.id and finding.message and "\n" not in finding.message for finding in errors)
 
     def test_preflight_tells_of_missing_data_and_starts_nothing(self, backend: Backend, job: Job) -> None:
-        findings = backend.preflight(job)
+        findings = list(backend.preflight(job))
+        if Capability.ATTACHED not in backend.capabilities:
+            # As a launch does: a cloud need not look at what every launch looks at.
+            findings += [finding for _, told in look(job) for finding in told]
         assert any(finding.level == "error" for finding in findings), "there is no dataset"
         assert not RunDirectory(job.run_uri).exists()
 
