@@ -104,6 +104,7 @@ def lint(job: Job, capabilities: frozenset[Capability]) -> Iterator[Finding]:
     if getattr(job.settings, "network_isolation", False):
         yield ISOLATED.found(f"backends.{job.backend}.network_isolation is true")
     encoders = job.recipe.encoders
+    models: list[tuple[str, str, str]]
     models = [(f"encoders.text.{at}.source", one.source, one.kind) for at, one in enumerate(encoders.text)]
     models.append(("encoders.autoencoder.source", encoders.autoencoder.source, encoders.autoencoder.kind))
     for field, source, kind in models:

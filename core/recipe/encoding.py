@@ -51,11 +51,13 @@ def for_encoding(recipe: Recipe) -> Recipe:
 
     Its one data source is what it writes, so that whatever looks at a job's places looks at this one.
     """
-    from isthmus.core.recipe.schema import Monitor, Source
+    from isthmus.core.recipe.schema import Monitor, Place, Source
 
     if recipe.encode is None:
         return recipe
-    data = {"sources": [Source(uri=recipe.encode.dest)], "access": "stream"}
+    dest = recipe.encode.dest
+    place: Place = dest if isinstance(dest, str) else {**dest}
+    data = {"sources": [Source(uri=place)], "access": "stream"}
     absent = {"cache_limit", "cache_directory"}
     kept = recipe.data.model_copy(update=data | dict.fromkeys(absent))
     kept.__pydantic_fields_set__.difference_update(absent)
