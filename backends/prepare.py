@@ -16,6 +16,7 @@ from isthmus.backends.places import recipe_changes, with_absolute_paths, with_pa
 from isthmus.backends.preflight import look
 from isthmus.backends.registry import backend_names, get_backend
 from isthmus.backends.runs import Record, check_run_id, new_run_id
+from isthmus.backends.shortened import check_steps_done
 from isthmus.backends.spec import Backend, Capability, Finding, Job, Offer, Rendered
 from isthmus.backends.submission import rendered_of
 from isthmus.core.packaging import Package
@@ -167,6 +168,8 @@ def prepare_resume(
     loaded = parse_recipe(text, filename=f"{record.id}/run.json", overrides=overrides)
     changes = recipe_changes(before, loaded.recipe)
     _refuse_changes(record.id, changes, allow_data=loaded.recipe.data.allow_changed)
+    if any(path.startswith("stages") for path in changes):
+        check_steps_done(before, loaded.recipe, max(run.checkpoints(), default=0))
     attempt, pending = _next_attempt(run)
     if pending is not None and (changes or backends):
         raise UsageError(

@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
         cls=DefaultGroup,
         no_args_is_help=True,
         rich_markup_mode=None,
-        help="What a run will cost, has cost, and how fast a model trains.",
+        help="What a run will cost, has cost, and how fast a model trains.\n\n"
+        "A recipe may follow at once: `isthmus cost my.yaml --backend azure` is `isthmus cost recipe my.yaml --backend azure`.\n\n"
+        "Example: isthmus cost my.yaml --backend azure",
     )
     group.command("recipe")(cost_recipe.recipe)
     group.command("run")(cost_run.run)

@@ -188,7 +188,13 @@ def _encode(
         "bytes": manifest.size,
         "seconds": round(last[-1].seconds, 2),
     }
-    options = [word for override in overrides for word in ("--set", override)]
+    given = dict.fromkeys(
+        (
+            *(one for one in overrides if not one.startswith("data.sources.0.uri=")),
+            f"data.sources.0.uri={dest}",
+        )
+    )
+    options = [word for override in given for word in ("--set", override)]
     following = [
         "isthmus",
         "launch",
@@ -196,8 +202,6 @@ def _encode(
         "--backend",
         "local",
         *options,
-        "--set",
-        f"data.sources.0.uri={dest}",
     ]
     result["next"] = shlex.join(following)
     emit(result, as_json=as_json, text=lambda: _text(dest, manifest, last[-1], shlex.join(following)))

@@ -47,6 +47,6 @@ def check_region(backend: str, region: str, priced: Iterable[str] = (), *, where
     known = {*REGIONS.get(backend, {}), *priced}
     if region in known or not known:
         return
-    close = get_close_matches(region, sorted(known), n=1, cutoff=0.5)
+    close = get_close_matches(region, sorted(known), n=1, cutoff=0.7)
     hint = f"did you mean {close[0]}?" if close else "`isthmus prices show` lists those with prices"
     raise UsageError(f"{backend} has no region {region!r}", where=where, hint=hint)

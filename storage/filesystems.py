@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from isthmus.storage.ranges import causes, settings
 
 FileSystem = Any
 """An `fsspec.AbstractFileSystem`; fsspec ships no types."""
+_SILENT = logging.NullHandler()
 
 SCHEMES: dict[str, tuple[str, str] | None] = {
     "file": None,
@@ -70,6 +72,9 @@ def filesystem(uri: str, **options: Any) -> tuple[FileSystem, str]:
         return fsspec.filesystem("file"), str(local_path(uri))
     import fsspec
 
+    if scheme in settings.AZURE_SCHEMES:
+        # Each try of a login is logged at length, and Python's last resort is stderr: what there is to say comes as an error.
+        logging.getLogger("azure").addHandler(_SILENT)
     with storage_errors("open", uri):
         store, path = fsspec.core.url_to_fs(uri, **{**settings.options_of(uri), **options})
     return store, str(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.core.encode.ahead import default_threads, prepared
 from isthmus.core.encode.batches import batches, fit_patch_pca
+from isthmus.core.encode.behind import WriteBehind
 from isthmus.core.encode.buckets import bucket_table, latent_multiple
 from isthmus.core.encode.captions import CaptionEncoder, finite_columns
 from isthmus.core.encode.job import Progress, Reporter, UnitJob
@@ -201,10 +202,11 @@ def encode_share(
         )
         with writer:
             # Nothing is remembered from one unit to the next: its bytes are its own.
-            job = UnitJob(writer, autoencoder, CaptionEncoder(text), plan["captions"], reporter)
             ready = prepared(items_of(source, unit), table, threads=threads, ahead=2 * batch_size + threads)
-            for batch in batches(ready, batch_size, job.reject):
-                job.write(batch)
+            with WriteBehind(writer) as behind:
+                job = UnitJob(behind, autoencoder, CaptionEncoder(text), plan["captions"], reporter)
+                for batch in batches(ready, batch_size, job.reject):
+                    job.write(batch)
             record = writer.seal()
         ledger.commit(unit.number, plan, {**record, **job.record()})
     while True:

@@ -15,7 +15,7 @@ from isthmus.core.encode.sources import Rejected
 
 if TYPE_CHECKING:
     from isthmus.core.encode.autoencoders import Autoencoder
-    from isthmus.storage.shards import DatasetWriter
+    from isthmus.core.encode.behind import WriteBehind
 
 _AUTOENCODER_PIXELS = 4 * 2**20  # of one call: 64 pictures of 256 px, 4 of 1024 px
 
@@ -85,7 +85,7 @@ class UnitJob:
 
     def __init__(
         self,
-        writer: DatasetWriter,
+        writer: WriteBehind,
         autoencoder: Autoencoder,
         captions: CaptionEncoder,
         count: int,

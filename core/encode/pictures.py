@@ -91,7 +91,12 @@ def _opened(path: Path | BytesIO) -> Iterator[Image]:
         raise Unusable("too-many-pixels", str(error)) from None
     except Exception as error:  # noqa: BLE001  decoders raise anything at damaged bytes
         # Without the path: rejections are stored beside the shards.
-        text = str(error).replace(repr(str(path)), "the file").replace(str(path), "the file")
+        text = (
+            str(error)
+            .replace(repr(str(path)), "the file")
+            .replace(str(path), "the file")
+            .replace(repr(path), "the file")
+        )
         raise Unusable("unreadable", f"{type(error).__name__}: {text}") from None
 
 

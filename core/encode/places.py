@@ -66,13 +66,13 @@ class Place:
                 raise UsageError("the numbers in braces run from a smaller to a larger", where=self.uri)
             for number in range(int(first), int(last) + 1):
                 name = _NUMBERS.sub(str(number).zfill(len(first)), self.uri, count=1)
-                yield self._file(name[len(self.root) + 1 :])
+                yield self._file(name.removeprefix(f"{self.root}/"))
             return
         self.store.invalidate_cache()
         if self.root != self.uri:
             path = filesystem(self.uri)[1]
             if self.store.isfile(path):
-                yield self._file(self.uri[len(self.root) + 1 :])
+                yield self._file(self.uri.removeprefix(f"{self.root}/"))
                 return
             self.root, self._path = self.uri, path
             self._roots = str(local_path(self.uri).resolve()) if self._roots else ""

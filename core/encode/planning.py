@@ -116,6 +116,7 @@ def share_of(pictures: int, own: Sequence[Unit], units: Sequence[Unit]) -> int:
 
 
 def fingerprints_of(spec: DatasetSpec) -> dict[str, str]:
+    """The autoencoder's fingerprint under no name, each text encoder's under its own."""
     return {"": spec.autoencoder.fingerprint, **{encoder.name: encoder.fingerprint for encoder in spec.text}}
 
 
@@ -132,6 +133,7 @@ def _bucket_counts(survey: Survey, table: BucketTable) -> dict[str, int]:
 def spec_of(
     autoencoder: Autoencoder, text: Sequence[TextEncoderRunner], table: BucketTable, captions: int
 ) -> DatasetSpec:
+    """What the manifest says of the encoders and the layout."""
     from isthmus.storage.shards import AutoencoderSpec, DatasetSpec, EncoderSpec
 
     return DatasetSpec(

@@ -12,12 +12,14 @@ import json
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.core.encode.job import Progress
+from isthmus.core.outcome import write_outcome
 from isthmus.core.train.control import BudgetWatch
 from isthmus.errors import IsthmusError, StorageError, TrainingFailed
 from isthmus.storage.rundir import RunDirectory
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 BEGUN = "encode/begun.json"
 METRIC = "encode"
+_WINDOW_S = 60.0
 _GONE_S = 600.0
 """For which a node's figures may stand still while others wait for it."""
 
@@ -64,7 +67,7 @@ class Whole:
     rejected: int = 0
     """Both of this attempt."""
     rate: float = 0.0
-    """Pictures a second of all ranks."""
+    """Pictures a second of all ranks, over the last minute."""
     hours: float = 0.0
     """Of running, over all attempts."""
     usd_per_hour: float | None = None
@@ -140,6 +143,9 @@ class JobTeam:
         self._run, self._seat, self._folder, self._budget = run, seat, folder, budget
         self._every, self._out, self._clock = every, out, clock
         self._whole = Whole(usd_per_hour=budget.usd_per_hour)
+        self._begun = clock()
+        self._past: deque[tuple[float, int]] = deque()
+        self._telling = threading.Lock()
         self._beats: dict[int, tuple[Any, float]] = {}
         self._beat = 0
         self._stop = threading.Event()
@@ -185,17 +191,26 @@ class JobTeam:
         self._look()
         for node, (_, since) in self._beats.items():
             if node != self._seat.node and self._clock() - since > _GONE_S:
-                raise TrainingFailed(
+                cause = (
                     f"node {node} has told nothing for {_GONE_S / 60:.0f} minutes; its machine may be gone"
                 )
+                write_outcome("failed", cause=cause, echo=True)  # no fault of ours: to be resumed
+                raise TrainingFailed(cause)
 
     def finish(self, manifest: Manifest, total: Progress) -> None:
         """Rank 0's last words: the whole job's figures, in the log, in a last row, and in run.json."""
+        with self._telling:
+            self._stop.set()
         whole = self._whole
         whole.before, whole.written = 0, manifest.samples
         whole.rejected, whole.reasons = sum(total.rejected.values()), dict(total.rejected)
         whole.expected, whole.hours = whole.done, self._budget.hours
-        self._stop.set()
+        whole.rate = (whole.done - total.before) / max(1e-9, self._clock() - self._begun)
+        if not total.written:
+            self._out(
+                f"the dataset was whole already: {manifest.samples} samples, fingerprint {manifest.fingerprint}"
+            )
+            return
         assert self._rows is not None
         self._rows.write({**whole.row(), "attempt": self._seat.attempt, "reasons": whole.reasons})
         self._rows.flush()
@@ -204,7 +219,8 @@ class JobTeam:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(whole.reasons.items()))
         cost = f", ${whole.usd:,.2f}" if whole.usd is not None else ""
         self._out(
-            f"encoded {manifest.samples} samples, {manifest.size / 1e6:.1f} MB, in {whole.hours * 60:.1f} min{cost}; "
+            f"encoded {manifest.samples} samples, {manifest.size / 1e6:.1f} MB, in {whole.hours * 60:.1f} min, "
+            f"{whole.rate:.1f} images/s{cost}; "
             f"left out {whole.rejected}" + (f": {counts}" if counts else "")
         )
         self._out(f"fingerprint {manifest.fingerprint}")
@@ -218,7 +234,6 @@ class JobTeam:
             "written": progress.written,
             "rejected": sum(progress.rejected.values()),
             "reasons": progress.rejected,
-            "rate": progress.rate,
         }
         temporary = path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
@@ -232,6 +247,11 @@ class JobTeam:
 
     def tell(self) -> None:
         """This node's figures to the run directory; on rank 0 the whole job's line and row, and the budget."""
+        with self._telling:
+            if not self._stop.is_set():
+                self._tell()
+
+    def _tell(self) -> None:
         own = self._own_node()
         if self._seat.nodes > 1:
             self._beat += 1
@@ -243,7 +263,7 @@ class JobTeam:
         whole = self._whole
         whole.written = sum(int(node["written"]) for node in nodes)
         whole.rejected = sum(int(node["rejected"]) for node in nodes)
-        whole.rate = sum(float(node["rate"]) for node in nodes)
+        whole.rate = self._pace(whole.written + whole.rejected)
         whole.hours = self._budget.hours
         whole.reasons = {}
         for node in nodes:
@@ -257,16 +277,28 @@ class JobTeam:
         if reason is not None and not self._asked_to_stop:
             # Every node's worker hears of it and ends its ranks, ours among them.
             self._run.event("stop-requested", by="budget", reason=reason)
+            self._out(f"stopping: {reason}")
             self._asked_to_stop = True
 
+    def _pace(self, pictures: int) -> float:
+        """Pictures a second over the last minute, or since the first one was done."""
+        now, past = self._clock(), self._past
+        if pictures and not past:
+            past.append((self._begun, 0))
+        past.append((now, pictures))
+        while len(past) > 2 and now - past[1][0] >= _WINDOW_S:
+            past.popleft()
+        seconds = now - past[0][0]
+        return (pictures - past[0][1]) / seconds if seconds > 0 else 0.0
+
     def _own_node(self) -> dict[str, Any]:
-        total: dict[str, Any] = {"written": 0, "rejected": 0, "rate": 0.0, "reasons": {}}
+        total: dict[str, Any] = {"written": 0, "rejected": 0, "reasons": {}}
         for path in self._folder.glob("encoded-rank*.json"):
             try:
                 told = json.loads(path.read_text())
             except (OSError, ValueError):
                 continue
-            for name in ("written", "rejected", "rate"):
+            for name in ("written", "rejected"):
                 total[name] += told[name]
             for reason, count in told["reasons"].items():
                 total["reasons"][reason] = total["reasons"].get(reason, 0) + count

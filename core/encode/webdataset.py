@@ -57,7 +57,8 @@ class TarSource(PieceSource):
         wanted = self._pictures.image
         image = next((parts[name] for name in parts if name == wanted or f".{name}" in SUFFIXES), None)
         if image is None:
-            return Rejected(key=key, reason="no-picture", detail=", ".join(sorted(parts))[:200])
+            held = ", ".join(f".{name}" for name in sorted(parts))[:200]
+            return Rejected(key=key, reason="no-picture", detail=f"its tar has only {held}")
         if isinstance(image, Unusable):
             return Rejected(key=key, reason=image.reason, detail=image.detail)
         size = sum(len(part) for part in parts.values() if isinstance(part, bytes))

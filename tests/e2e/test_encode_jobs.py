@@ -46,7 +46,7 @@ class World:
     def words(self, backend: str, source: str, dest: str, recipe: Path, run_id: str, *more: str) -> list[str]:
         root = self.roots[backend]
         words = ["data", "encode", f"{root}/{source}", f"{root}/{dest}", "--recipe", str(recipe)]
-        words += ["--backend", backend, "--run-id", run_id, "--unit", "1", "--batch-size", "8", "--yes"]
+        words += ["--backend", backend, "--run-id", run_id, "--unit", "1 KB", "--batch-size", "8", "--yes"]
         words += ["--ranks", "2"] if backend == "local" else []
         return [*words, *for_encoders(f"{root}/models"), *more]
 
@@ -74,7 +74,7 @@ def here(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     laptop, recipe = Laptop(folder), world.clouds.recipe(folder, "unused", **CHANGES)
     for source in ("tars", "parquet", "pictures"):
         words = world.words("local", source, f"latents-{source}", recipe, f"local-{source}")
-        code, out, err = laptop.isthmus(*words, OMP_NUM_THREADS="1")
+        code, out, err = laptop.isthmus(*words, OMP_NUM_THREADS="1", ISTHMUS_LOOK_EVERY_S="0.2")
         assert code == 0, out + err
         assert "images/s" in out
         assert f"next: isthmus data verify {world.roots['local']}/latents-{source}" in out

@@ -408,3 +408,12 @@ def test_threads_keep_the_order_and_an_error_of_the_source_comes_at_its_place() 
     next(some)
     some.close()
     assert threading.active_count() <= before
+
+
+def test_a_file_beside_the_user_is_found_by_its_bare_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tar(tmp_path / "w-000.tar", [("0.png", picture()), ("0.txt", b"a caption")])
+    for name in ("w-000.tar", "./w-000.tar", "w-{000..000}.tar"):
+        assert list(taken(open_source(name))) == ["w-000/0"], name
