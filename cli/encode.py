@@ -188,13 +188,13 @@ def _encode(
         "bytes": manifest.size,
         "seconds": round(last[-1].seconds, 2),
     }
-    given = dict.fromkeys(
+    changes = dict.fromkeys(
         (
             *(one for one in overrides if not one.startswith("data.sources.0.uri=")),
             f"data.sources.0.uri={dest}",
         )
     )
-    options = [word for override in given for word in ("--set", override)]
+    options = [word for override in changes for word in ("--set", override)]
     following = [
         "isthmus",
         "launch",
