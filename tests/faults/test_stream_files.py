@@ -134,7 +134,8 @@ def test_a_folder_that_goes_away_and_returns_is_waited_for(data, expected, check
 
     loader = loader_of(open_dataset(str(data)), check=check, **TIGHT)
     assert run(loader, 2, go) == expected
-    assert loader.stats()["retries"] > 0
+    # Without checks rows are gathered from files that stay open: those that were open before can go on.
+    assert loader.stats()["retries"] > 0 or not check
 
 
 def test_a_folder_that_stays_away_is_an_error_that_says_how_long_it_was_tried(data):
