@@ -11,15 +11,14 @@ from itertools import groupby
 
 import numpy as np
 
-from isthmus.errors import CorruptShard, DataError, StorageError, UsageError
+from isthmus.errors import CorruptShard, StorageError, UsageError
 from isthmus.storage.filesystems import filesystem, scheme_of, storage_errors
-from isthmus.storage.shards import manifest as names
-from isthmus.storage.shards.dataset import Dataset, open_dataset, read_manifest
+from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.draw import draw_blocks
 from isthmus.storage.shards.foreign import ForeignReader
 from isthmus.storage.shards.foreign_verify import verify_block
 from isthmus.storage.shards.layout import siblings
-from isthmus.storage.shards.verify import Problem, Verifier, VerifyReport
+from isthmus.storage.shards.verify import Problem, Verifier, VerifyReport, begin
 
 THREADS = 4
 """Shards that are looked at together; each holds one row group of one sibling in memory."""
@@ -53,18 +52,8 @@ def verify_sample(
     """
     if rows < 1:
         raise UsageError(f"a sample has at least one row, not {rows}")
-    root = uri if isinstance(uri, str) else uri[0]
-    verifier = Verifier(root, on_problem, finite)
-    try:
-        manifest = read_manifest(root)
-    except DataError as error:
-        verifier.problem(error.message, names.MANIFEST)
-        return verifier.report
-    verifier.side_files(root, manifest)
-    try:
-        dataset = open_dataset(uri)
-    except DataError as error:
-        verifier.problem(error.message, names.INDEX)
+    verifier, dataset = begin(uri, on_problem, finite)
+    if dataset is None:
         return verifier.report
     damaged = _sizes(dataset, verifier)
     chosen = draw_blocks(dataset, rows, seed)

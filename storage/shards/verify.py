@@ -255,6 +255,26 @@ class Verifier:
                     yield row, "an empty key"
 
 
+def begin(
+    uri: str | Sequence[str], on_problem: Callable[[Problem], None] | None, finite: bool
+) -> tuple[Verifier, Dataset | None]:
+    """Checks the manifest, what lies beside the shards, and the index. No dataset: it is too damaged to be opened."""
+    root = uri if isinstance(uri, str) else uri[0]
+    verifier = Verifier(root, on_problem, finite)
+    try:
+        manifest = read_manifest(root)
+    except DataError as error:
+        verifier.problem(error.message, names.MANIFEST)
+        return verifier, None
+    verifier.side_files(root, manifest)
+    try:
+        dataset = open_dataset(uri)
+    except DataError as error:
+        verifier.problem(error.message, names.INDEX)
+        return verifier, None
+    return verifier, dataset
+
+
 def verify(
     uri: str | list[str], *, on_problem: Callable[[Problem], None] | None = None, finite: bool = True
 ) -> VerifyReport:
@@ -268,18 +288,8 @@ def verify(
     Raises:
         DatasetNotFound: there is no manifest. All that is wrong with what is there is in the report.
     """
-    root = uri if isinstance(uri, str) else uri[0]
-    verifier = Verifier(root, on_problem, finite)
-    try:
-        manifest = read_manifest(root)
-    except DataError as error:
-        verifier.problem(error.message, names.MANIFEST)
-        return verifier.report
-    verifier.side_files(root, manifest)
-    try:
-        dataset = open_dataset(uri)
-    except DataError as error:
-        verifier.problem(error.message, names.INDEX)
+    verifier, dataset = begin(uri, on_problem, finite)
+    if dataset is None:
         return verifier.report
     verifier.dataset(dataset)
     return verifier.report
