@@ -8,7 +8,7 @@ from isthmus.cli.cost_recipe import ASSUME, DATA_IN, DATASET_GB, OVERRIDES, PRIC
 from isthmus.cli.output import emit
 
 SHOWN = 20
-"""Priced rows, unless all are asked for."""
+"""Priced rows, unless all are asked for; below them a few that nobody prices."""
 
 _REGIONS = typer.Option([], "--region", help="A region, or us, eu, asia ... May be repeated.")
 _TIERS = typer.Option([], "--tier", help="on_demand, spot or reserved. May be repeated.")
@@ -43,7 +43,7 @@ def compare(
     ),
     steps: int | None = typer.Option(None, "--steps", help="With --measure: steps of a stage."),
     html: str = typer.Option("", "--html", metavar="FILE", help="Also write a page with a chart."),
-    show_all: bool = typer.Option(False, "--all", help=f"Show all priced offers, not only {SHOWN}."),
+    show_all: bool = typer.Option(False, "--all", help=f"Show all offers, not only {SHOWN} priced ones and a few others."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Price a recipe on every offer of both clouds: dollars, hours, an interval, and the Pareto front. Asks no network.

@@ -45,6 +45,8 @@ class Row:
     """No priced offer is both cheaper and at least as fast."""
     cheapest: bool = False
     fastest: bool = False
+    named: bool = False
+    """The recipe's own `compute.offers` name it."""
     comparable_usd: float | None = None
     """What offers are ranked by: the total without the groups of lines that some priced offer has no figure for."""
 
@@ -132,7 +134,7 @@ def compare(
             speed=speed_of(known) if known else speed,
             today=today,
         )
-        rows.append(Row(estimate=found))
+        rows.append(Row(estimate=found, named=_named(recipe, place)))
     too_slow = [row for row in rows if wish.deadline_h is not None and row.estimate.hours > wish.deadline_h]
     too_dear = [
         row
@@ -225,6 +227,14 @@ def _places(recipe: Recipe, catalog: Catalog, wish: Wish) -> Iterator[Place]:
             nodes=nodes_for(recipe, price.gpus),
             price=find_price(catalog, backend, sku, region, tier),
         )
+
+
+def _named(recipe: Recipe, place: Place) -> bool:
+    return any(
+        (offer.backend, offer.region, offer.tier) == (place.backend, place.region, place.tier)
+        and (offer.sku == place.sku if offer.sku else recipe.compute.gpu == place.gpu)
+        for offer in recipe.compute.offers
+    )
 
 
 def _without_memory(recipe: Recipe, places: Sequence[Place]) -> dict[str, str]:

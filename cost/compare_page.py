@@ -25,6 +25,8 @@ _HEAD = (
     "$/M images",
     "speed",
 )
+_UNPRICED = 5
+"""Offers without a price in the table below those that have one: what they cost nobody knows, so they answer little."""
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
@@ -57,15 +59,18 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(found: Comparison, limit: int | None = None) -> str:
-    """A table; priced offers by dollars, then unpriced ones.
+    """A table; priced offers by dollars, then unpriced ones by hours.
 
     Args:
-        limit: rows shown at most, of the priced ones; unpriced ones always are.
+        limit: rows shown at most, beside those on the front; of unpriced ones a few, or so many where nothing is priced, and
+            those that the recipe names. None: all.
     """
     priced = [row for row in found.rows if row.estimate.usd is not None]
     unpriced = [row for row in found.rows if row.estimate.usd is None]
     shown = priced if limit is None else [row for at, row in enumerate(priced) if at < limit or row.pareto]
-    cells = [_HEAD, *(_cells(row) for row in [*shown, *unpriced])]
+    few = min(_UNPRICED, limit or 0) if priced else limit or 0
+    named = unpriced if limit is None else [row for at, row in enumerate(unpriced) if at < few or row.named]
+    cells = [_HEAD, *(_cells(row) for row in [*shown, *named])]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
     right = {5, 6, 7, 8}
     lines = [
@@ -77,6 +82,10 @@ def comparison_text(found: Comparison, limit: int | None = None) -> str:
     ]
     if len(shown) < len(priced):
         lines.append(f"shown {len(shown)} of {len(priced)} priced offers; --all shows the rest")
+    if len(named) < len(unpriced):
+        lines.append(
+            f"shown {len(named)} of {len(unpriced)} offers that nobody prices, the fastest and the recipe's own; --all shows the rest"
+        )
     lines += ["", "* nothing is both cheaper and faster   $ the cheapest   ! the fastest"]
     missing = _missing(found)
     if missing:

@@ -132,6 +132,21 @@ def test_caps_leave_out_what_is_over_them_and_never_what_nobody_prices() -> None
     assert all(row.estimate.hours <= everything.rows[0].estimate.hours for row in quick.rows)
 
 
+def test_the_table_is_not_filled_by_what_nobody_prices() -> None:
+    regions = [f"region{at:02}" for at in range(12)]
+    catalog = Catalog(prices=(*CATALOG.prices, *(price(None, region=region) for region in regions)))
+    recipe = sdxl("compute.offers=[{backend: azure, region: region11, tier: on_demand}]")
+    found = compare(recipe, catalog, Wish(max_usd=1e9))
+    unpriced = sum(row.estimate.usd is None for row in found.rows)
+    assert unpriced == 14
+    text = comparison_text(found, 20)
+    assert text.count("  unpriced  ") == 6 and "region11" in text and "region10" not in text
+    assert "shown 6 of 14 offers that nobody prices" in text
+    assert comparison_text(found).count("  unpriced  ") == 14
+    alone = comparison_text(compare(sdxl(), Catalog(prices=(price(None), *catalog.prices[-12:])), Wish()), 20)
+    assert alone.count("  unpriced  ") == 13 and "shown" not in alone
+
+
 def test_a_place_that_is_asked_for_by_name_is_there_without_a_price() -> None:
     found = compare(sdxl(), CATALOG, Wish(regions=("norwayeast",)))
     assert {(row.place.sku, row.estimate.usd) for row in found.rows} == {(ND, None), (H100, None)}
