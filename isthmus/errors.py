@@ -10,6 +10,7 @@
     │   ├── DatasetNotFound     exit 2   no latent dataset where the recipe says there is one
     │   ├── DatasetMismatch     exit 2   the dataset was made with other encoders, or is another one than the run's
     │   ├── WorldSizeError      exit 2   this many ranks cannot share the lanes or the batch
+    │   ├── PlaceNotFound       exit 2   a bucket or container that does not exist
     │   ├── RunExists           exit 2   the run directory holds a run of another recipe
     │   └── RunNotFound         exit 2   no run of that name or at that place
     ├── PreflightRefused        exit 3   a check before launch failed; nothing was started
@@ -115,6 +116,21 @@ class DatasetMismatch(UsageError):
 
 class WorldSizeError(UsageError):
     """This many ranks cannot share the lanes or the batch; the message lists the world sizes that can."""
+
+
+class PlaceNotFound(UsageError):
+    """A bucket or container that does not exist, or a folder in which something was to be written.
+
+    Args:
+        where: the URI.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            "there is no such bucket or container" if "://" in where else "there is no such folder",
+            where=where,
+            hint="correct the name, or make it first",
+        )
 
 
 class RunExists(UsageError):

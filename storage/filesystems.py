@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from isthmus.errors import IsthmusError, NotInstalled, StorageError, UsageError
+from isthmus.errors import IsthmusError, NotInstalled, PlaceNotFound, StorageError, UsageError
 from isthmus.storage.ranges import causes, settings
 
 FileSystem = Any
@@ -92,6 +92,15 @@ def local_path(uri: str) -> Path:
     return Path(uri.removeprefix("file://")).expanduser().absolute()
 
 
+def make_folder(store: FileSystem, path: str, uri: str) -> None:
+    """Makes a folder on this machine, with those above it.
+
+    An object store has none. Its client is not asked: where the bucket's name is misspelt, it would create that bucket.
+    """
+    if SCHEMES[scheme_of(uri)] is None:
+        store.makedirs(path, exist_ok=True)
+
+
 def join(uri: str, *parts: str) -> str:
     """A URI below another: ``join("az://c/x/", "a", "b")`` -> ``az://c/x/a/b``."""
     head, separator, path = uri.rpartition("://")
@@ -108,17 +117,23 @@ REASONS = causes.REASONS
 def storage_errors(action: str, uri: str) -> Iterator[None]:
     """Turns what a store raises while it does `action` to `uri` into one StorageError line.
 
-    FileNotFoundError passes: whether an absent file is an error is the caller's to say. So do this package's own errors,
-    and what is no refusal of a store.
+    FileNotFoundError passes: whether an absent file is an error is the caller's to say; but for `write`, where it means that
+    the bucket is not there: PlaceNotFound. This package's own errors pass, and what is no refusal of a store.
     """
     try:
         yield
-    except (FileNotFoundError, IsthmusError):
+    except FileNotFoundError as error:
+        if action == "write":
+            raise PlaceNotFound(uri) from error
+        raise
+    except IsthmusError:
         raise
     except Exception as error:
         cause = causes.cause_of(error)
         if cause is None:
             raise
         if cause.kind is causes.Kind.MISSING:
+            if action == "write":
+                raise PlaceNotFound(uri) from error
             raise FileNotFoundError(f"{uri}: {cause.words}") from error
         raise StorageError(f"cannot {action}: {cause.words}", where=uri, hint=cause.hint) from error

@@ -111,19 +111,21 @@ class PatchPCA:
         return cells.reshape(count, 3, rows * factor, columns * factor)
 
     def save(self, folder: str) -> None:
-        """Writes weights and settings into a folder or URI."""
+        """Writes weights and settings into a folder or URI. Raises StorageError, PlaceNotFound."""
         from safetensors.torch import save
 
-        from isthmus.storage.filesystems import filesystem, join
+        from isthmus.storage.filesystems import filesystem, join, make_folder, storage_errors
 
         files, path = filesystem(folder)
-        files.makedirs(path, exist_ok=True)
+        with storage_errors("write", folder):
+            make_folder(files, path, folder)
         for name, content in (
             (WEIGHTS, save(self._weights())),
             (CONFIG, json.dumps(self._config(), indent=2, sort_keys=True).encode() + b"\n"),
         ):
             target, file = filesystem(join(folder, name))
-            target.pipe_file(file, content)
+            with storage_errors("write", folder):
+                target.pipe_file(file, content)
 
     @classmethod
     def load(cls, folder: str) -> PatchPCA:

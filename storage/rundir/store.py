@@ -59,7 +59,11 @@ def storage_error(error: BaseException, place: str, doing: str) -> StorageError:
     number = getattr(error, "errno", None) or 0
     if isinstance(error, PermissionError) and not number:
         number = errno.EACCES
-    cause = filesystems.REASONS.get(number) or str(error) or type(error).__name__
+    told = causes.cause_of(error)
+    if told is not None and told.kind is causes.Kind.MISSING and "://" in place:
+        cause = "there is no such bucket or container"  # an absent object is no refusal
+    else:
+        cause = filesystems.REASONS.get(number) or str(error) or type(error).__name__
     return StorageError(
         f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number) or _login(error, place)
     )

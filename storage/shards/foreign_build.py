@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import CorruptShard, DataError, DatasetNotFound, UsageError
-from isthmus.storage.filesystems import filesystem, join, storage_errors
+from isthmus.storage.filesystems import filesystem, join, make_folder, storage_errors
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.dataset import Dataset, read_manifest
@@ -108,7 +108,7 @@ def _write(dest: str, manifest: Manifest, contents: Mapping[str, bytes]) -> Mani
     manifest = Manifest(**fields)
     store, path = filesystem(dest)
     with storage_errors("write", dest):
-        store.makedirs(path, exist_ok=True)
+        make_folder(store, path, dest)
         if store.exists(f"{path}/{names.MANIFEST}"):
             store.rm_file(f"{path}/{names.MANIFEST}")
     for name, data in contents.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import DataError, UsageError
-from isthmus.storage.filesystems import filesystem, is_local, join, storage_errors
+from isthmus.storage.filesystems import filesystem, is_local, join, make_folder, storage_errors
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.files import text_file
 from isthmus.storage.shards.index import BlockEntry, dump_index
@@ -55,7 +55,7 @@ class PartWriter(DatasetWriter):
     def _start(self) -> None:
         """Removes what an interrupted attempt at this part left; other parts' shards stay."""
         with storage_errors("write", self.uri):
-            self._store.makedirs(self._path, exist_ok=True)
+            make_folder(self._store, self._path, self.uri)
             own = f"part-{self._part:05d}" if self._parts > 1 else "part-"
             for path in _listed(self._store, self._path):
                 name = path.rpartition("/")[2]
@@ -92,7 +92,7 @@ def remove_shards(uri: str) -> None:
     """Removes the shards that a writer of this package left in a place without a manifest."""
     store, path = filesystem(uri)
     with storage_errors("write", uri):
-        store.makedirs(path, exist_ok=True)
+        make_folder(store, path, uri)
         if store.exists(f"{path}/{names.MANIFEST}"):
             raise UsageError("there is a dataset already", where=uri)
         for file in _listed(store, path):
@@ -177,7 +177,7 @@ def put(uri: str, name: str, data: bytes, *, work: str = WORK_FOLDER) -> None:
     store, root = filesystem(uri)
     path = f"{root}/{name}"
     with storage_errors("write", join(uri, name)):
-        store.makedirs(path.rpartition("/")[0], exist_ok=True)
+        make_folder(store, path.rpartition("/")[0], uri)
         if is_local(uri):
             half = f"{root}/{work}/{name.rpartition('/')[2]}.{os.getpid()}.tmp"
             for attempt in range(3):

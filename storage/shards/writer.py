@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import UsageError
-from isthmus.storage.filesystems import filesystem, join, storage_errors
+from isthmus.storage.filesystems import filesystem, join, make_folder, storage_errors
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.check import check_sample
 from isthmus.storage.shards.files import SiblingFile, text_file, write_whole
@@ -95,8 +95,12 @@ class DatasetWriter:
                 raise UsageError(
                     "there is a dataset already", where=self.uri, hint="remove it, or choose another place"
                 )
-            self._store.makedirs(self._path, exist_ok=True)
-            for path in self._store.ls(self._path, detail=False):
+            make_folder(self._store, self._path, self.uri)
+            try:
+                there = self._store.ls(self._path, detail=False)
+            except FileNotFoundError:
+                there = []  # an object store has no empty folders
+            for path in there:
                 if _OUR_SHARDS.fullmatch(str(path).rpartition("/")[2]):
                     self._store.rm_file(path)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from isthmus.errors import StorageError, UsageError
+from isthmus.errors import PlaceNotFound, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.retry import RetryPolicy
@@ -122,7 +122,7 @@ class Copy:
 
         Raises:
             DataError: the source's files are not of the sizes that its index tells.
-            UsageError: nothing is there to copy.
+            UsageError: nothing is there to copy, or no such bucket.
             StorageError: a side cannot be listed.
         """
         plan = Plan(self.source.uri, self.target.uri)
@@ -272,9 +272,7 @@ class Copy:
                 "", lambda: accepted(place.entries(), place.uri, left_out), refresh=place.refresh
             )
         except FileNotFoundError as error:
-            raise StorageError(
-                "there is no such bucket or container", where=place.uri, hint="make it first"
-            ) from error
+            raise PlaceNotFound(place.uri) from error
 
     def _ended(self, entry: Entry, other: Entry) -> bool:
         """Whether the destination's file is one that a copy finished, which was killed before it wrote that down."""

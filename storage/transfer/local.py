@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from isthmus.errors import StorageError
+from isthmus.errors import StorageError, UsageError
 from isthmus.storage import filesystems
 from isthmus.storage.transfer.spec import Arrived, Changed, Entry, Limits, Link, Place, Unsupported
 
@@ -37,7 +37,7 @@ class LocalPlace:
         """See `Place`. Links to files count as files; links to folders are not followed."""
         with filesystems.storage_errors("list", self.uri):
             if self.path.exists() and not self.path.is_dir():
-                raise StorageError(
+                raise UsageError(
                     "it is no folder", where=self.uri, hint="name the folder that holds the file"
                 )
             for folder, folders, names in os.walk(self.path, onerror=_raise):
