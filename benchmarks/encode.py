@@ -10,7 +10,7 @@ Measured here, in one run, per picture of 1024 x 768 (JPEG, quality 90) for 256 
 - the share of time that the encoders wait, with a stand-in that takes as long for a batch as a GPU would: at the pace of an A100
   and of an H100 (cost/encoding.py), and at the fastest pace that the threads here keep up with.
 
-The stand-in sleeps, as the process of a GPU does while its kernels run: the threads have the cores.
+The stand-in sleeps while a GPU would work, and once more keeps a core busy, as a thread does that waits for a CUDA stream.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from isthmus.core.recipe.schema import Buckets
 from isthmus.cost.encoding import ENCODER_FLOPS_PER_PIXEL, UTILIZATION
 
 SIZES, BATCH = (256, 512), 16
+_NOTHING = bytes(4 * 2**20)
 WIDTH, HEIGHT = 1024, 768
 TABLE = bucket_table(Buckets(step=64, min_ratio=0.5, max_ratio=2.0), list(SIZES), 8)
 
@@ -153,8 +155,12 @@ def encoding() -> float:
     return total
 
 
-def waiting(source: Any, threads: int, images_per_s: float) -> dict[str, float]:
-    """The share of time that a stand-in of that pace waits, from its first batch on, and the pace that it got."""
+def waiting(source: Any, threads: int, images_per_s: float, *, spins: bool = False) -> dict[str, float]:
+    """The share of time that a stand-in of that pace waits, from its first batch on, and the pace that it got.
+
+    Args:
+        spins: it keeps a core busy meanwhile, as a thread does that waits for a CUDA stream; otherwise it sleeps.
+    """
     busy = waited = 0.0
     count, last, first = 0, time.perf_counter(), True
     for batch in stream(source, threads):
@@ -164,9 +170,17 @@ def waiting(source: Any, threads: int, images_per_s: float) -> dict[str, float]:
             count += len(batch)
             busy += len(batch) / images_per_s
         first = False
-        time.sleep(len(batch) / images_per_s)
+        end = time.perf_counter() + len(batch) / images_per_s
+        while spins and time.perf_counter() < end:
+            zlib.crc32(_NOTHING)  # without Python's lock, as within CUDA
+        time.sleep(max(0.0, end - time.perf_counter()))
         last = time.perf_counter()
-    return {"asked": images_per_s, "wait_share": waited / (waited + busy), "got": count / (waited + busy)}
+    return {
+        "threads": threads,
+        "asked": images_per_s,
+        "wait_share": waited / (waited + busy),
+        "got": count / (waited + busy),
+    }
 
 
 def main() -> None:
@@ -189,7 +203,14 @@ def main() -> None:
         flops = sum(ENCODER_FLOPS_PER_PIXEL * side * side for side in SIZES)
         paces = {gpu: UTILIZATION * PEAK_FLOPS[gpu] / flops for gpu in ("a100-80gb", "h100-80gb")}
         best = min(by_threads, key=lambda count: by_threads[count])
-        runs = {gpu: waiting(source, default_threads(), pace) for gpu, pace in paces.items()}
+        runs = {}
+        for gpu, pace in paces.items():
+            for name, count, spins in (
+                ("half the cores", default_threads(), False),
+                ("the default", default_threads(on_gpu=True), False),
+                ("the default, a core busy with waiting for the GPU", default_threads(on_gpu=True), True),
+            ):
+                runs[f"{gpu}, {name}"] = waiting(source, count, pace, spins=spins)
         runs["0.9 of the threads' own pace"] = waiting(source, best, 0.9 / by_threads[best])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -223,7 +244,8 @@ def main() -> None:
         print(f"  {gpu}: {pace:.0f} images/s need {needed:.1f} threads of this CPU")
     for name, run in runs.items():
         print(
-            f"  at {run['asked']:.0f} images/s ({name}): the encoders wait {run['wait_share']:.1%} of the time"
+            f"  at {run['asked']:.0f} images/s ({name}), {run['threads']} threads: the encoders wait "
+            f"{run['wait_share']:.1%} of the time"
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from isthmus.backends.prepare import Launch
     from isthmus.cost.estimate import Estimate
 
@@ -12,11 +14,12 @@ FILE = "estimate.json"
 """In the run directory; of the first launch."""
 
 
-def with_budget(launch: Launch, prices: str = "") -> Launch:
+def with_budget(launch: Launch, prices: str = "", *, offline: bool = False) -> Launch:
     """The launch with what its estimate says of `budget.max_usd` and `max_hours`; nothing where there is no cap.
 
     Args:
         prices: a file of the user's own prices.
+        offline: look at no store.
     """
     from dataclasses import replace
 
@@ -28,7 +31,12 @@ def with_budget(launch: Launch, prices: str = "") -> Launch:
     if budget.max_usd is None and budget.max_hours is None:
         return launch
     try:
-        found = budget_findings(launch.job.source, estimate_of(launch, prices))
+        if launch.job.source.encode is not None:
+            from isthmus.cli.encode_job import encode_budget
+
+            found = encode_budget(launch, offline=offline)
+        else:
+            found = budget_findings(launch.job.source, estimate_of(launch, prices))
     except IsthmusError as error:
         if launch.backend.name == "local":
             return launch  # a CPU's speed nobody estimates, and nothing is billed
@@ -49,21 +57,20 @@ def keep_estimate(launch: Launch, prices: str = "") -> None:
     with suppress(IsthmusError):
         run = RunDirectory(launch.job.run_uri)
         if run.read_file(FILE) is None:
-            kept = launch_record(estimate_of(launch, prices))
+            if launch.job.source.encode is not None:
+                from isthmus.cli.encode_job import encode_record
+
+                kept: Mapping[str, Any] = encode_record(launch)
+            else:
+                kept = launch_record(estimate_of(launch, prices))
             run.write_file(FILE, (dumps(kept, indent=1) + "\n").encode())
 
 
 def estimate_of(launch: Launch, prices: str = "") -> Estimate:
-    """Of the whole run where it is about to go, at the price that the launch counts with.
+    """Of a whole training run where it is about to go, at the price that the launch counts with.
 
     Raises IsthmusError where that cannot be told.
     """
-    if launch.job.source.encode is not None:
-        from isthmus.errors import UsageError
-
-        raise UsageError(
-            "how long an encode job takes depends on its pictures; the job itself keeps the caps"
-        )
     from isthmus.cli.costing import catalog_of, known_measurements
     from isthmus.cost.estimate import estimate
     from isthmus.cost.measured import fitting

@@ -48,7 +48,11 @@ def _encode(
     precision: str = typer.Option("fp32", "--precision", help="Of the encoders: fp32 or bf16."),
     batch_size: int = typer.Option(32, "--batch-size", min=1, help="Pictures encoded together."),
     threads: int | None = typer.Option(
-        None, "--threads", min=1, max=256, help="That decode ahead of the encoders; default half the cores."
+        None,
+        "--threads",
+        min=1,
+        max=256,
+        help="That decode ahead of the encoders; default all cores but one with a GPU, half of them without.",
     ),
     rank: int | None = typer.Option(
         None, "--rank", min=0, envvar="RANK", help="This process, of --ranks; default $RANK."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from isthmus.backends.prepare import Launch
+    from isthmus.backends.spec import Finding
     from isthmus.core.recipe import LoadedRecipe
+    from isthmus.cost.encoding import EncodeEstimate
 
 
 def job_recipe(
@@ -84,26 +87,91 @@ def run_job(
 
 def encode_total(launch: Launch) -> str:
     """What an encode job is estimated at, where its pictures can be counted from here and its encoders are known."""
-    from isthmus.core.encode.sources import open_source
-    from isthmus.cost.encoding import encode_estimate
     from isthmus.errors import IsthmusError
 
-    recipe = launch.job.recipe
-    section = recipe.encode
-    assert section is not None
-    if launch.usd_per_hour is None or encode_estimate(recipe, 1, gpus=1, usd_per_hour=None) is None:
-        return ""
     try:
-        survey = open_source(str(section.source), recipe.data.pictures).survey()
-    except (IsthmusError, ImportError):
-        return ""  # no pillow here, or a store that serves the job alone
-    pictures = survey.sizes.total() if survey.pictures is None else survey.pictures
-    found = encode_estimate(recipe, pictures, gpus=launch.job.world_size, usd_per_hour=launch.usd_per_hour)
-    assert found is not None
-    assert found.usd is not None
-    assert found.usd_interval is not None
+        found = encode_estimate_of(launch)
+    except IsthmusError:
+        return ""
+    if found.usd is None or found.usd_interval is None:
+        return ""
     low, high = found.usd_interval
     return (
         f", about ${found.usd:,.2f} in all (${low:,.2f} to ${high:,.2f}) and {found.hours:,.1f} h for about "
-        f"{pictures:,} pictures, {found.images_per_s:,.0f} images/s: {found.basis}"
+        f"{found.pictures:,} pictures, {found.images_per_s:,.0f} images/s: {found.basis}"
     )
+
+
+def encode_estimate_of(launch: Launch, *, offline: bool = False) -> EncodeEstimate:
+    """Of the whole encoding, at the price that the launch counts with.
+
+    Args:
+        offline: count only pictures that lie on this machine.
+
+    Raises:
+        UsageError: nobody has measured these encoders or machines; IsthmusError: the pictures cannot be counted from here.
+    """
+    from isthmus.cost.encoding import encode_estimate
+    from isthmus.errors import UsageError
+    from isthmus.storage.filesystems import is_local
+
+    recipe, gpus, price = launch.job.recipe, launch.job.world_size, launch.usd_per_hour
+    section = recipe.encode
+    assert section is not None
+    source = str(section.source)
+    if encode_estimate(recipe, 1, gpus=gpus, usd_per_hour=price) is None:
+        raise UsageError(
+            f"nobody has measured how fast {recipe.compute.gpu} runs these encoders; the job itself keeps the caps"
+        )
+    if offline and source != "emoji" and not is_local(source):
+        raise UsageError(f"a dry run does not count the pictures of {source}; the launch does")
+    pictures = _pictures(source, recipe.data.pictures.model_dump_json())
+    found = encode_estimate(recipe, pictures, gpus=gpus, usd_per_hour=price)
+    assert found is not None
+    return found
+
+
+@lru_cache(maxsize=8)
+def _pictures(source: str, columns: str) -> int:
+    """How many there are, about: looked at once, though plan, budget and run directory each want it."""
+    from isthmus.core.encode.sources import open_source
+    from isthmus.core.recipe.pictures import Pictures
+    from isthmus.errors import UsageError
+
+    try:
+        survey = open_source(source, Pictures.model_validate_json(columns)).survey()
+    except ImportError:
+        raise UsageError(f"without pillow the pictures of {source} are not counted here") from None
+    return survey.sizes.total() if survey.pictures is None else survey.pictures
+
+
+def encode_budget(launch: Launch, *, offline: bool) -> list[Finding]:
+    """What the estimate says of the caps. Raises IsthmusError where there is none."""
+    from isthmus.cost.budget import encode_findings
+
+    found = encode_estimate_of(launch, offline=offline)
+    return encode_findings(launch.job.source.budget, found, _where(launch))
+
+
+def encode_record(launch: Launch) -> dict[str, Any]:
+    """What of the estimate is kept with the run, to be held against what it has cost. Raises IsthmusError."""
+    found, offer = encode_estimate_of(launch), launch.offer
+    return {
+        "backend": launch.backend.name,
+        **({"region": offer.region, "tier": offer.tier, "sku": offer.sku} if offer is not None else {}),
+        "nodes": launch.job.recipe.compute.nodes,
+        "usd": found.usd,
+        "usd_interval": found.usd_interval,
+        "hours": found.hours,
+        "hours_interval": found.hours_interval,
+        "pictures": found.pictures,
+        "images_per_s": found.images_per_s,
+        "usd_per_hour": launch.usd_per_hour,
+        "basis": found.basis,
+    }
+
+
+def _where(launch: Launch) -> str:
+    compute, offer = launch.job.recipe.compute, launch.offer
+    told = [offer.region, offer.tier, f"{compute.nodes} x {offer.sku}"] if offer is not None else []
+    return " ".join([launch.backend.name, *(word for word in told if word)])

@@ -107,7 +107,7 @@ def show(make: Callable[[int], Launch], count: int, format: str, *, as_json: boo
 
     if format not in ("json", "yaml", "text"):
         raise _usage(f"no format {format!r}", "there are json, yaml and text")
-    launch, notes = choose(count, make, lambda launch: with_budget(launch, prices))
+    launch, notes = choose(count, make, lambda launch: with_budget(launch, prices, offline=True))
     show_findings([*notes, *launch.findings])
     refuse_errors(launch)
     rendered = launch.rendered

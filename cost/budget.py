@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from isthmus.backends.spec import Finding
-from isthmus.core.recipe.schema import Recipe
+from isthmus.core.recipe.schema import Budget, Recipe
+from isthmus.cost.encoding import EncodeEstimate
 from isthmus.cost.estimate import Estimate
 from isthmus.cost.table import amount, dollars, estimate_json
 
@@ -17,6 +18,8 @@ USD, HOURS, UNPRICED, UNESTIMATED = (
     "budget.unestimated",
 )
 """Ids of the findings."""
+FIX = "shorten the stages, or look for another offer: isthmus compare RECIPE"
+ENCODE_FIX = "encode at bf16, or fewer pictures, resolutions or captions, or look for another offer"
 
 
 def budget_findings(recipe: Recipe, found: Estimate) -> list[Finding]:
@@ -31,7 +34,7 @@ def budget_findings(recipe: Recipe, found: Estimate) -> list[Finding]:
         # The cap counts hours of running, not of waiting for nodes.
         waited = found.times.allocation_h * (1 + found.times.interruptions)
         low, high = (max(0.0, hours - waited) for hours in found.hours_interval)
-        findings += _over(HOURS, budget.max_hours, low, high, lambda hours: f"{amount(hours)} h", found)
+        findings += _over(HOURS, budget.max_hours, low, high, _hours, found.place.label)
     if budget.max_usd is not None:
         if found.usd_interval is None:
             findings.append(
@@ -44,7 +47,21 @@ def budget_findings(recipe: Recipe, found: Estimate) -> list[Finding]:
             )
         else:
             low, high = found.usd_interval
-            findings += _over(USD, budget.max_usd, low, high, dollars, found)
+            findings += _over(USD, budget.max_usd, low, high, dollars, found.place.label)
+    return findings
+
+
+def encode_findings(budget: Budget, found: EncodeEstimate, where: str) -> list[Finding]:
+    """As `budget_findings`, of an encode job."""
+    findings = []
+    if budget.max_hours is not None:
+        findings += _over(HOURS, budget.max_hours, *found.hours_interval, _hours, where, ENCODE_FIX)
+    if budget.max_usd is not None:
+        if found.usd_interval is None:
+            text = f"budget.max_usd {dollars(budget.max_usd)} cannot be checked: {where} is unpriced"
+            findings.append(Finding(UNPRICED, "warning", text, "give --prices FILE with a row for it"))
+        else:
+            findings += _over(USD, budget.max_usd, *found.usd_interval, dollars, where, ENCODE_FIX)
     return findings
 
 
@@ -66,9 +83,15 @@ def launch_record(found: Estimate) -> Mapping[str, Any]:
     return {name: told[name] for name in (*names, "usd_per_hour", "basis")}
 
 
-def _over(id: str, cap: float, low: float, high: float, text: Any, found: Estimate) -> list[Finding]:
-    said = f"{text(low)} to {text(high)} are expected on {found.place.label}"
-    fix = f"raise {id}, shorten the stages, or look for another offer: isthmus compare RECIPE"
+def _hours(hours: float) -> str:
+    return f"{amount(hours)} h"
+
+
+def _over(
+    id: str, cap: float, low: float, high: float, text: Callable[[float], str], where: str, instead: str = FIX
+) -> list[Finding]:
+    said = f"{text(low)} to {text(high)} are expected on {where}"
+    fix = f"raise {id}, {instead}"
     if low > cap:
         return [Finding(id, "error", f"{id} {text(cap)} cannot be enough: {said}", fix)]
     if high > cap:

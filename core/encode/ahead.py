@@ -21,14 +21,19 @@ _RAW_BYTES = 256 * 2**20
 """Undecoded pictures that wait; a single one may be larger."""
 
 
-def default_threads(processes: int = 1) -> int:
-    """Half as many as this process's share of the cores, at least one: the encoders need some, too, and 100 megapixels take
-    300 MB.
+def default_threads(processes: int = 1, *, on_gpu: bool = False) -> int:
+    """How many decode for a process, of its share of the machine's cores, at most 32: 100 megapixels take 300 MB in each.
+
+    Encoders on a GPU leave all cores but one, which hands them their work, but no less than two where there are two: that
+    one mostly waits. Encoders on the CPU need half of them.
 
     Args:
         processes: that encode on this machine.
     """
-    return max(1, min(16, len(os.sched_getaffinity(0)) // 2 // processes))
+    share = len(os.sched_getaffinity(0)) // processes
+    if on_gpu:
+        return max(1, min(32, max(min(share, 2), share - 1)))
+    return max(1, min(16, share // 2))
 
 
 def prepared(

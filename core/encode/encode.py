@@ -24,7 +24,8 @@ from isthmus.core.encode.planning import (
     spec_of,
     wait_for_plan,
 )
-from isthmus.core.encode.pretrained import require_torch
+from isthmus.core.encode.pretrained import on_gpu, require_torch
+from isthmus.core.encode.sharing import Claims, shared
 from isthmus.core.encode.sources import ImageSource
 from isthmus.core.recipe.encoding import UNIT_BYTES
 from isthmus.errors import UsageError
@@ -41,7 +42,7 @@ UNIT_PIECES = 20_000
 """Of a unit; its bytes are :data:`UNIT_BYTES`."""
 
 
-class Team(Protocol):
+class Team(Claims, Protocol):
     """The ranks of a job, as :func:`encode_share` sees them."""
 
     def began(self, asked: str) -> bool:
@@ -108,9 +109,10 @@ def encode_share(
             lane's share of the shuffle window. Rarer buckets have smaller blocks.
         rows_per_shard: by default about 1.5 GB.
         rank: this one, of
-        ranks: how many encode at the same time. Rank 0 makes the plan, the others wait for it.
+        ranks: how many encode at the same time. Rank 0 makes the plan, the others wait for it. Each has its share of the units;
+            those of a team that are done with theirs take over what others have not begun.
         restart: forget what was done here with other settings, or from a source that has changed.
-        threads: that decode and resize ahead of the encoders.
+        threads: that decode and resize ahead of the encoders; by default as `default_threads` says.
         unit_bytes, unit_pieces: of a unit, at most, but for a piece that is larger by itself.
         progress: called every `interval` seconds of `clock`, and at the end.
         team: the ranks of a job, which end together; then rank 0 makes the dataset whole and every rank returns it.
@@ -152,6 +154,8 @@ def encode_share(
     if plan is None or plan["asked"] != asked or restart:
         if rank:
             plan = wait_for_plan(ledger, asked)
+            if plan is None:
+                return open_dataset(dest_uri).manifest
         else:
             if plan is not None and ledger.done() and not restart:
                 raise UsageError(
@@ -184,14 +188,19 @@ def encode_share(
             hint="--restart forgets what was done; or choose another folder",
         )
     reporter = Reporter(progress, interval, clock)
-    threads = threads or default_threads()
+    threads = threads or default_threads(on_gpu=on_gpu(device))
     done = ledger.done()
+    if team is not None and is_whole(dest_uri):
+        # The others were faster than this rank's encoders could be loaded, and the ledger may be gone: that nothing in it is
+        # done would be no reason to begin.
+        return open_dataset(dest_uri).manifest
     mine = [unit for unit in units if unit.number % ranks == rank]
     own = [unit for unit in mine if unit.number not in done or ledger.record(unit.number, plan) is None]
     reporter.progress.expected = share_of(plan["pictures"], own, units)
     if team is not None and rank == 0:
         team.begin(digest(asked), plan, [ledger.record(number, plan) for number in sorted(done)])
-    for unit in own:
+    again = done - {unit.number for unit in own}
+    for unit in own if team is None or ranks == 1 else shared(units, again, rank, ranks, team):
         writer = PartWriter(
             dest_uri,
             spec,

@@ -61,13 +61,15 @@ def asked_of(
     }
 
 
-def wait_for_plan(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    """The plan that rank 0 makes."""
+def wait_for_plan(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The plan that rank 0 makes; None when the others have made the dataset whole before this rank saw one."""
     end = time.monotonic() + _PLAN_WAIT_S
     while time.monotonic() < end:
         plan = ledger.plan()
         if plan is not None and plan["asked"] == asked:
             return plan
+        if is_whole(ledger.uri):
+            return None
         time.sleep(0.5)
     raise IsthmusError(
         f"rank 0 made no plan for these settings within {_PLAN_WAIT_S / 60:.0f} minutes",

@@ -26,6 +26,13 @@ def require_torch(what: str) -> None:
             raise NotInstalled(what, extra="train", module="pillow" if module == "PIL" else module)
 
 
+def on_gpu(device: str) -> bool:
+    """Whether encoders on a torch device, `auto` among them, run on a GPU."""
+    import torch
+
+    return torch.cuda.is_available() if device == "auto" else torch.device(device).type != "cpu"
+
+
 def locate(source: str) -> tuple[str, dict[str, Any]]:
     """Where a model is: a folder or a hub name, and the options that `from_pretrained` needs with it.
 

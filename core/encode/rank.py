@@ -10,10 +10,11 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from isthmus.core.outcome import FOLDER_VARIABLE, write_outcome
 from isthmus.errors import UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60.0
 """For which the run directory's store may be away."""
+_ENDINGS = ("preempted", "stopped", "failed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     spent = 0.0
     if seat.rank == 0:
-        rows = run.read_metrics(METRIC, all_attempts=True)
-        spent = spent_hours(run.events("started"), rows, seat.attempt)
+        # Of attempts before, to their last word; of this one, from where its worker started: torch and encoders are loaded on
+        # machines that are paid for.
+        rows = [*run.read_metrics(METRIC, all_attempts=True), *_endings(run)]
+        spent = spent_hours(run.events("started"), rows, seat.attempt, now=time.time())
     budget = BudgetWatch(recipe.budget, spent, usd_per_hour())
     every = float(os.environ.get("ISTHMUS_LOOK_EVERY_S") or 10.0)
     device = _device(recipe, seat.local_rank)
@@ -81,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             batch_size=section.batch_size,
             rank=seat.rank,
             ranks=seat.ranks,
-            threads=section.threads or _threads(seat.local_ranks),
+            threads=section.threads or _threads(seat.local_ranks, device),
             unit_bytes=section.unit,
             progress=note,
             interval=min(every, 5.0),
@@ -91,6 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if seat.rank == 0:
             team.finish(manifest, last[0])
     return 0
+
+
+def _endings(run: RunDirectory) -> list[dict[str, Any]]:
+    """Events that tell how an attempt ended, and so when; one that was killed told none."""
+    return [event for event in run.events() if event["type"] in _ENDINGS and "attempt" in event]
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
@@ -115,10 +124,10 @@ def _device(recipe: Recipe, local_rank: int) -> str:
     return device
 
 
-def _threads(local_ranks: int) -> int:
+def _threads(local_ranks: int, device: str) -> int:
     from isthmus.core.encode.ahead import default_threads
 
-    return default_threads(local_ranks)
+    return default_threads(local_ranks, on_gpu=device != "cpu")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import sys
 import threading
 import time
@@ -151,6 +152,7 @@ class JobTeam:
         self._stop = threading.Event()
         self._asked_to_stop = False
         self._thread: threading.Thread | None = None
+        self._claims, self._token = f"encode/claims/{seat.attempt:04d}", secrets.token_hex(8)
         self._rows = run.metrics(METRIC, writer=f"attempt{seat.attempt}") if seat.rank == 0 else None
 
     def __enter__(self) -> JobTeam:
@@ -182,6 +184,16 @@ class JobTeam:
         self._whole.before = sum(
             int(record["written"]) + sum(record["counts"].values()) for record in done if record is not None
         )
+
+    def claim(self, unit: int) -> bool:
+        """Whether the unit is this rank's to encode, in this attempt."""
+        data = json.dumps({"rank": self._seat.rank, "token": self._token}).encode()
+        return self._run.create_file(f"{self._claims}/{unit:05d}.json", data)
+
+    def claimed(self) -> set[int]:
+        """The units that any rank of this attempt has claimed."""
+        names = self._run.file_names(self._claims)
+        return {int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()}
 
     def wait(self) -> None:
         """A moment, in which the others go on. Raises TrainingFailed when a node is gone."""

@@ -41,7 +41,8 @@ class Encode(Section):
     batch_size: Positive = 32
     """Pictures that are encoded together."""
     threads: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Of each process, that decode ahead of its encoders; null: half of its share of the node's cores."""
+    """Of each process, that decode ahead of its encoders; null: all but one of its share of the node's cores with encoders on
+    a GPU, half of them without."""
     unit: Size = UNIT_BYTES
     """Source bytes of a work unit; each is encoded by one process, and by itself."""
 

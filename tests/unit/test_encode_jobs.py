@@ -12,7 +12,8 @@ from isthmus.backends import encoding
 from isthmus.backends.prepare import Launch, prepare
 from isthmus.backends.spec import Capability, Finding
 from isthmus.cli.app import build
-from isthmus.cli.encode_job import job_recipe
+from isthmus.cli.budgeting import FILE, keep_estimate, with_budget
+from isthmus.cli.encode_job import encode_estimate_of, job_recipe
 from isthmus.core.recipe import Recipe, parse_recipe, resolve
 from isthmus.core.recipe.dump import dump_recipe, recipe_hash
 from isthmus.cost.encoding import encode_estimate, flops_per_image
@@ -201,6 +202,48 @@ def test_the_estimate_is_the_published_pace_over_the_encoders_flops() -> None:
         update={"encoders": recipe.encoders.model_copy(update={"autoencoder": unknown})}
     )
     assert encode_estimate(other, 10, gpus=1, usd_per_hour=1.0) is None
+
+
+def _capped(*words: str, source: str = "emoji", offline: bool = False) -> list[Finding]:
+    """What the budget's check adds. `emoji` is counted without a store; that a cloud's job cannot read it is another finding."""
+    own = f"backends.sagemaker={{role_arn: '{ROLE}', region: us-east-1, usd_per_hour: 32}}"
+    launch = job("sagemaker", own, *words, source=source, precision="bf16")
+    return list(with_budget(launch, offline=offline).findings[len(launch.findings) :])
+
+
+def test_the_budget_is_held_against_the_estimate_before_a_launch() -> None:
+    own = f"backends.sagemaker={{role_arn: '{ROLE}', region: us-east-1, usd_per_hour: 32}}"
+    found = encode_estimate_of(job("sagemaker", own, source="emoji", precision="bf16"))
+    assert (found.pictures, found.usd) == (528, pytest.approx(32 * found.hours))
+    for share, level in ((0.4, "error"), (0.6, "warning"), (1.9, "warning"), (2.1, None)):
+        for cap in (
+            f"budget.max_usd={share * (found.usd or 0):.12f}",
+            f"budget.max_hours={share * found.hours:.12f}",
+        ):
+            told = _capped(cap)
+            assert [one.level for one in told] == ([level] if level else []), (cap, told)
+    (refused,) = _capped("budget.max_hours=1e-9")
+    assert refused.message.startswith("budget.max_hours 1e-09 h cannot be enough: ")
+    assert refused.message.endswith(" are expected on sagemaker us-east-1 on_demand 3 x ml.p4de.24xlarge")
+    # A dry run asks no store; what nobody has measured is said, and left to the job.
+    (unseen,) = _capped("budget.max_usd=1", source="s3://bucket/tars", offline=True)
+    assert (unseen.id, unseen.level) == ("budget.unestimated", "warning")
+    assert "a dry run does not count the pictures of s3://bucket/tars" in unseen.message
+    (unknown,) = _capped("budget.max_usd=1", "encoders.autoencoder.factor=32")
+    assert "nobody has measured how fast a100-80gb runs these encoders" in unknown.message
+    assert _capped() == []
+
+
+def test_the_estimate_is_kept_with_the_run(tmp_path: Path) -> None:
+    section = {"source": "emoji", "dest": str(tmp_path / "latents"), "precision": "bf16"}
+    words = [*OVERRIDES[1:2], *OVERRIDES[3:], "compute.nodes=1", f"run_directory={tmp_path}/runs"]
+    launch = prepare(
+        job_recipe("quickstart", words, section, nodes=None, here=None), backends=["local"], run_id="enc"
+    )
+    keep_estimate(launch)
+    kept = json.loads((tmp_path / "runs" / "enc" / FILE).read_text())
+    assert (kept["backend"], kept["pictures"], kept["usd"]) == ("local", 528, None)
+    assert kept["hours_interval"] == [kept["hours"] / 2, kept["hours"] * 2]
 
 
 def test_a_rank_without_a_section_or_a_gpu_says_so(tmp_path: Path) -> None:

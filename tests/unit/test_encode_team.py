@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from isthmus.core.encode import rank
+from isthmus.core.encode.ahead import default_threads
 from isthmus.core.encode.behind import WriteBehind
 from isthmus.core.encode.job import Progress
+from isthmus.core.encode.pieces import Unit
+from isthmus.core.encode.sharing import shared
 from isthmus.core.encode.team import JobTeam, Seat, Whole
 from isthmus.core.recipe.schema import Budget
-from isthmus.core.train.control import BudgetWatch
+from isthmus.core.train.control import BudgetWatch, spent_hours
 from isthmus.errors import StorageError, TrainingFailed
 from isthmus.storage.rundir import RunDirectory
 
@@ -33,12 +37,12 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def team(
-    run: RunDirectory, folder: Path, rank: int, *, clock: Clock, said: list[str], budget: Budget | None = None,
+    run: RunDirectory, folder: Path, number: int, *, clock: Clock, said: list[str], budget: Budget | None = None,
     usd: float | None = None, spent: float = 0.0, attempt: int = 1,
 ) -> JobTeam:  # fmt: skip
     """Of four ranks on two nodes."""
     folder.mkdir(exist_ok=True)
-    seat = Seat(rank=rank, ranks=4, local_rank=rank % 2, local_ranks=2, attempt=attempt)
+    seat = Seat(rank=number, ranks=4, local_rank=number % 2, local_ranks=2, attempt=attempt)
     watch = BudgetWatch(budget or Budget(), spent, usd)
     return JobTeam(run, seat, folder, watch, out=said.append, clock=clock, every=0.01)
 
@@ -179,3 +183,61 @@ def test_a_writers_error_comes_out_once_and_nothing_is_written_after_it() -> Non
     with pytest.raises(ZeroDivisionError):
         _hand_over(writer, 50, fails=True)
     assert len(writer.taken) < 50
+
+
+def _units(count: int) -> list[Unit]:
+    return [Unit(number, number, number + 1, 1, "") for number in range(count)]
+
+
+def test_ranks_that_are_done_take_what_slow_ones_have_not_begun_and_nothing_twice(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    ranks = [team(run, tmp_path / f"node{at // 2}", at, clock=Clock(), said=[]) for at in range(4)]
+    lists = [shared(_units(40), {3, 4}, at, 4, ranks[at]) for at in range(4)]
+    # Rank 2 is at its first unit while the others do all the rest.
+    taken = {2: [next(lists[2])], 0: [], 1: [], 3: []}
+    open_lists = {0, 1, 3}
+    while open_lists:
+        for at in sorted(open_lists):
+            unit = next(lists[at], None)
+            if unit is None:
+                open_lists.remove(at)
+            else:
+                taken[at].append(unit)
+    assert next(lists[2], None) is None
+    numbers = [unit.number for units in taken.values() for unit in units]
+    assert sorted(numbers) == [at for at in range(40) if at not in (3, 4)]
+    assert [unit.number for unit in taken[2]] == [2]
+    assert sorted(len(taken[at]) for at in (0, 1, 3)) == [12, 12, 13]
+    assert [unit.number for unit in taken[0]][:3] == [0, 8, 12]  # its own first, in order
+    assert all(unit.number % 4 == 2 for unit in taken[0][-2:])
+    # Another attempt claims anew.
+    again = team(run, tmp_path / "node0", 0, clock=Clock(), said=[], attempt=2)
+    assert len(list(shared(_units(40), set(), 0, 4, again))) == 40
+
+
+def test_a_claim_whose_answer_was_lost_is_still_the_callers(run: RunDirectory, tmp_path: Path) -> None:
+    one, other = (team(run, tmp_path / f"n{at}", at, clock=Clock(), said=[]) for at in range(2))
+    assert one.claim(7)
+    assert one.claim(7)
+    assert not other.claim(7)
+    assert other.claimed() == {7}
+
+
+def test_the_budget_counts_what_an_attempt_was_before_its_first_picture(run: RunDirectory) -> None:
+    run.event_once(run.next_event("started", 1000.0), {"attempt": 1})
+    run.event_once(run.next_event("preempted", 1000.0 + 1800), {"attempt": 1})
+    run.event_once(run.next_event("started", 5000.0), {"attempt": 2})
+    spent = spent_hours(run.events("started"), rank._endings(run), 2, now=5000.0 + 900)
+    assert spent == pytest.approx(0.75)
+
+
+def test_decoding_has_the_cores_that_encoders_on_a_gpu_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(cores: int, processes: int = 1) -> tuple[int, int]:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+        return default_threads(processes), default_threads(processes, on_gpu=True)
+
+    assert [threads(cores) for cores in (1, 2, 3, 4, 8)] == [(1, 1), (1, 2), (1, 2), (2, 3), (4, 7)]
+    assert threads(192, 8) == (12, 23)
+    assert threads(4, 8) == (1, 1)
+    assert threads(192) == (16, 32)
