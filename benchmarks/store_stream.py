@@ -308,7 +308,9 @@ def main() -> int:
                 fcntl.flock(held.enter_context(told.lock.open("a")), fcntl.LOCK_EX)
             for store in told.only.split(","):
                 with serving(store, folder, work) as environment:
-                    result["stores"][store] = measure(store, listing, environment, told.repeats, told.seconds)
+                    result["stores"][store] = measure(
+                        store, listing, environment, told.repeats, told.seconds, told.warm
+                    )
     finally:
         shutil.rmtree(work, ignore_errors=True)
     for store, found in result["stores"].items():

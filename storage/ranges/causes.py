@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import errno
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def cause_of(error: BaseException) -> Cause | None:
     for seen in chain:
         if isinstance(seen, ReadFailed):
             return seen.cause
-    for judge in (_by_status, _by_text, _by_errno, _by_name):
+    for judge in (_by_tls, _by_status, _by_text, _by_errno, _by_name):
         for seen in chain:
             cause = judge(seen)
             if cause is not None:
@@ -141,6 +142,7 @@ def seconds(retry_after: object) -> float | None:
             return None
 
 
+_CERTIFICATE_HINT = "add its issuer to the system's certificates, or name a bundle in AWS_CA_BUNDLE"
 _CREDENTIALS_HINT = "check the credentials in the environment"
 _THROTTLING = {
     *(
@@ -180,6 +182,19 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             return
         yield seen
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+def _by_tls(error: BaseException) -> Cause | None:
+    """TLS's errors are OSErrors whose numbers are their own."""
+    if not isinstance(error, ssl.SSLError):
+        return None
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Cause(
+            Kind.FINAL,
+            f"the server's certificate is not trusted ({redacted(error.verify_message)})",
+            hint=_CERTIFICATE_HINT,
+        )
+    return Cause(Kind.PASSING, f"TLS failed ({redacted(error.reason or str(error))})")
 
 
 def _by_status(error: BaseException) -> Cause | None:
@@ -224,7 +239,7 @@ _TEXTS: list[tuple[str, Kind, str, str | None]] = [
         "invalid peer certificate|UnknownIssuer",
         Kind.FINAL,
         "the server's certificate is not trusted",
-        "add its issuer to the system's certificates",
+        _CERTIFICATE_HINT,
     ),
     (
         "RangeNotSupported|NotPartial",
@@ -302,6 +317,7 @@ _BY_NAME: list[tuple[Kind, str, set[str]]] = [
                 "ServiceResponseError",
                 "RemoteDisconnected",
                 "ProtocolError",
+                "HTTPException",
                 "ConnectionError",
             ),
         },

@@ -1,4 +1,4 @@
-"""Byte ranges of s3://, az:// and http(s):// through obstore, on the one event loop of the process."""
+"""Byte ranges of s3://, az:// and http(s):// through obstore, on the one event loop of the process: where `direct` cannot go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isthmus.storage.ranges.loop import Work, event_loop, wait
 from isthmus.storage.ranges.pace import Pace
 from isthmus.storage.ranges.paths import checked
 from isthmus.storage.ranges.retry import Retry, RetryPolicy
-from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
+from isthmus.storage.ranges.versions import Versions
 
 _CHUNK = 512 << 10
 """Bytes that are copied at once. The body is streamed: a read needs some three times as much memory besides the
@@ -28,7 +28,6 @@ caller's, which 64 reads in flight make 100 MB. Measured from 256 KB to 2 MB, sm
 only below this."""
 _SLOWEST_BYTES_PER_S = 100_000
 """A connection that is slower than this for a whole read is given up: the store is as good as stalled."""
-_HINT = "a dataset must not change while it is read: verify it, and start again"
 
 
 class ObjectRanges:
@@ -51,7 +50,7 @@ class ObjectRanges:
         self._lock = threading.Lock()
         self._client: Any = None
         self._prefix = ""
-        self._first: dict[str, str] = {}
+        self._versions = Versions(uri)
         self._in_flight: set[Work[None]] = set()
         self._mine = threading.local()
 
@@ -123,17 +122,9 @@ class ObjectRanges:
         return True
 
     def check(self, name: str, meta: Any, end: int, file_bytes: int | None) -> None:
-        """That an answer is of the file that the index describes and that was read before, and that it is long enough."""
-        where, size = f"{self.uri}/{name}", int(meta["size"])
-        if file_bytes is not None and size != file_bytes:
-            raise FileReplaced(
-                f"the file has {size:,} bytes, {file_bytes:,} in the index", where=where, hint=_HINT
-            )
+        """See `Versions.check`."""
         version = str(meta["e_tag"] or meta["last_modified"])
-        if self._first.setdefault(name, version) != version:
-            raise FileReplaced("the file was replaced while it was being read", where=where, hint=_HINT)
-        if size < end:
-            raise FileCutShort(f"the file ends at byte {size:,}, {end:,} were to be read", where=where)
+        self._versions.check(name, int(meta["size"]), version, end, file_bytes)
 
 
 class _Read:

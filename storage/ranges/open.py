@@ -18,8 +18,9 @@ _DEFAULT = RetryPolicy()
 def open_ranges(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Counters | None = None) -> Ranges:
     """The reader of the files below a root. Touches no file and no network yet.
 
-    s3://, az://, abfs(s):// and http(s):// are read by obstore where it is installed, else by s3fs, adlfs and aiohttp
-    through fsspec, with the same results; so is a child process of one that used obstore before it forked.
+    s3://, az://, abfs(s):// and http(s):// are read over connections of our own; by obstore, else by s3fs, adlfs and
+    aiohttp through fsspec, where credentials are needed that only these find, or a web server sends us elsewhere. The
+    results are the same.
 
     Args:
         root_uri: a folder (a plain path, file://), a prefix (s3://, az://, abfs(s)://, http(s)://), or any URI that
@@ -46,13 +47,32 @@ def open_ranges(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Coun
         from isthmus.storage.ranges.local import LocalRanges
 
         return LocalRanges(root_uri, local_path(root_uri), policy, counters)
-    if scheme in clients.OBJECT_SCHEMES and clients.obstore_usable():
-        from isthmus.storage.ranges.objects import ObjectRanges
+    if scheme in clients.OBJECT_SCHEMES:
+        from isthmus.storage.ranges.direct import DirectRanges
 
         if scheme in settings.AZURE_SCHEMES:
             settings.AzureAccount.of(root_uri)
-        return ObjectRanges(root_uri, policy, counters, store=_store(root_uri))
+        return DirectRanges(
+            root_uri,
+            policy,
+            counters,
+            store=_store(root_uri),
+            instead=lambda: open_library(root_uri, policy=policy, counters=counters),
+        )
     return open_fsspec(root_uri, policy=policy, counters=counters)
+
+
+def open_library(
+    root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Counters | None = None
+) -> Ranges:
+    """The reader of a root by a library's client: obstore where it may be used, else fsspec's. See `open_ranges`."""
+    root_uri = root_uri.rstrip("/")
+    if not clients.obstore_usable():
+        return open_fsspec(root_uri, policy=policy, counters=counters)
+    from isthmus.storage.ranges.objects import ObjectRanges
+
+    counters = counters if counters is not None else Counters()
+    return ObjectRanges(root_uri, policy, counters, store=_store(root_uri))
 
 
 def open_fsspec(root_uri: str, *, policy: RetryPolicy = _DEFAULT, counters: Counters | None = None) -> Ranges:

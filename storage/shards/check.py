@@ -44,12 +44,22 @@ def check_sample(sample: Sample, size_class: int, spec: DatasetSpec, shapes: dic
             if encoder.name not in text:
                 raise UsageError(f"no embedding of text encoder {encoder.name}", where=where)
             check_text(encoder, *text[encoder.name], where=where)
+    _check_fields(sample, spec, where)
     found = {resolution: _latent_shape(mean, spec, where) for resolution, (mean, _) in sample.latents.items()}
     for resolution, (mean, logvar) in sample.latents.items():
         shape = shapes.get(resolution, found[resolution])
         for name, array in (("latent_mean", mean), ("latent_logvar", logvar)):
             _check_array(array, shape, f"{name} at {resolution} px", where)
     shapes.update(found)
+
+
+def _check_fields(sample: Sample, spec: DatasetSpec, where: str) -> None:
+    kinds = {told.name: float | int if told.kind == "number" else str for told in spec.fields}
+    for name, value in sample.fields.items():
+        if name not in kinds:
+            raise UsageError(f"field {name} is not one of {', '.join(kinds) or 'none'}", where=where)
+        if value is not None and not isinstance(value, kinds[name]):
+            raise UsageError(f"field {name} is {type(value).__name__} {value!r:.60}", where=where)
 
 
 def check_text(

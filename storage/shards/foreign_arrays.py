@@ -82,6 +82,15 @@ def wrong_number_type(kind: Any, *, flag: bool = False) -> str | None:
     return "is neither true and false nor whole numbers" if flag else "does not hold whole numbers"
 
 
+def wrong_field_type(kind: Any, told: str) -> str | None:
+    """Why a column of this type cannot hold a field's numbers or text; None when it can."""
+    if told == "text":
+        return wrong_text_type(kind)
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return None
+    return "does not hold numbers"
+
+
 def array_rows(column: Any, wanted: Wanted) -> tuple[Bytes, Int64]:
     """Rows of little-endian fp16, uint8 [rows, 2 * values], zeros behind short ones; and the values of each, [rows].
 
@@ -261,6 +270,18 @@ def number_rows(column: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -
 def flag_rows(column: Any) -> NDArray[np.bool_]:
     """The rows of a column of true and false, or of zeros and ones; [rows]."""
     return number_rows(column, 0, 1).astype(np.bool_)
+
+
+def real_rows(column: Any) -> NDArray[np.float64]:
+    """The rows of a column of numbers, NaN where there is none or it is not finite; [rows]."""
+    parts = [chunk.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    found = np.concatenate(parts) if parts else np.zeros(0)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def field_rows(column: Any, kind: str) -> Any:
+    """The rows of a field: numbers with NaN, or a list of text in which an empty one stands for a null."""
+    return real_rows(column) if kind == "number" else text_rows(column, null="")
 
 
 def _refuse_nulls(chunk: Any, first: int) -> None:

@@ -19,9 +19,10 @@ from isthmus.storage.filesystems import filesystem, storage_errors
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.shards.blocks import Block
 from isthmus.storage.shards.dataset import Dataset
-from isthmus.storage.shards.foreign_arrays import WrongRow, first_shape, number_rows, text_rows
+from isthmus.storage.shards.foreign_arrays import WrongRow, field_rows, first_shape, number_rows, text_rows
 from isthmus.storage.shards.foreign_block import Roles
 from isthmus.storage.shards.foreign_build import latent_shape, stored_null_text
+from isthmus.storage.shards.foreign_map import FieldColumn
 from isthmus.storage.shards.foreign_scan import File, check_columns, list_files, read_footer
 from isthmus.storage.shards.foreign_settings import ForeignSettings, Shape, bucket_of_sides
 from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS
@@ -217,6 +218,7 @@ def _samples(rows: _Rows, settings: ForeignSettings, spec: DatasetSpec, plan: _P
         if columns.source is None
         else text_rows(rows.table.column(columns.source), null="")
     )
+    fields = {name: _field(rows, told) for name, told in columns.fields.items()}
     first = blocks[spec.resolutions[-1], 0]
     for row, number in enumerate(rows.numbers):
         size, crop = (
@@ -247,7 +249,22 @@ def _samples(rows: _Rows, settings: ForeignSettings, spec: DatasetSpec, plan: _P
             original_size=(size[0], size[1]),
             crop=(crop[0], crop[1], crop[2], crop[3]),
             flipped=bool(first.numbers["flipped"][row]),
+            fields={name: values[row] for name, values in fields.items()},
         )
+
+
+def _field(rows: _Rows, told: FieldColumn) -> list[float | str]:
+    try:
+        found = field_rows(rows.table.column(told.column), told.kind)
+    except WrongRow as error:
+        raise CorruptShard(
+            str(error),
+            shard=rows.file.uri,
+            row_group=rows.row_group,
+            row=rows.numbers[error.row],
+            column=told.column,
+        ) from None
+    return list(found) if isinstance(found, list) else list(found.tolist())
 
 
 def _text(block: Block, row: int, spec: DatasetSpec) -> EncodedText:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from isthmus.errors import UsageError
-from isthmus.storage.shards.spec import DatasetSpec
+from isthmus.storage.shards.spec import DatasetSpec, FieldSpec
 
 Dtype = Literal["float16", "float32"]
 
@@ -61,6 +61,14 @@ class CaptionColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldColumn:
+    """What else is told of a sample; null where it is not."""
+
+    column: str
+    kind: Literal["number", "text"]
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnMap:
     """Where a sample's parts are. What the files lack is None and has the default that the field names."""
 
@@ -77,6 +85,8 @@ class ColumnMap:
     """Top, left, height, width. Default: 0, 0 and the bucket's size at the largest resolution."""
     flipped: str | None = None
     """True or false, or 0 and 1. Default: false."""
+    fields: Mapping[str, FieldColumn] = field(default_factory=dict)
+    """Of `spec.fields`: by their names in the dataset."""
 
     def to_json(self) -> dict[str, Any]:
         """As the section `columns` of a manifest or of a map file."""
@@ -111,6 +121,8 @@ class ColumnMap:
             original_size=self.original_size and list(self.original_size),
             crop=self.crop and list(self.crop),
             flipped=self.flipped,
+            fields={name: {"column": told.column, "kind": told.kind} for name, told in self.fields.items()}
+            or None,
         )
         return {**data, **rest}
 
@@ -122,6 +134,7 @@ class ColumnMap:
                 found |= dict.fromkeys(self.of(resolution, caption))
         if self.source is not None:
             found[self.source] = None
+        found |= dict.fromkeys(told.column for told in self.fields.values())
         return list(found)
 
     def of(self, resolution: int, caption: int) -> list[str]:
@@ -152,6 +165,10 @@ class ColumnMap:
         if latent.logvar is not None:
             yield latent.logvar.column
 
+    def field_specs(self) -> tuple[FieldSpec, ...]:
+        """The dataset's fields."""
+        return tuple(FieldSpec(name, told.kind) for name, told in self.fields.items())
+
     def check(self, spec: DatasetSpec) -> None:
         """UsageError unless the map has what the spec promises: its encoders, resolutions and captions."""
         if tuple(sorted(self.latents)) != spec.resolutions:
@@ -160,6 +177,8 @@ class ColumnMap:
             )
         if len(self.captions) != spec.captions:
             raise UsageError(f"columns.captions has {len(self.captions)} captions, not {spec.captions}")
+        if self.field_specs() != spec.fields:
+            raise UsageError(f"columns.fields are {', '.join(self.fields) or 'none'}, not the dataset's fields")
         for number, caption in enumerate(self.captions):
             place = f"columns.captions.{number}"
             for encoder in spec.text:
@@ -198,8 +217,9 @@ def parse_columns(raw: Any) -> ColumnMap:
         original_size=table.names("original_size", 2, "[HEIGHT, WIDTH]"),
         crop=table.names("crop", 4, "[TOP, LEFT, HEIGHT, WIDTH]"),
         flipped=table.name("flipped"),
+        fields=_fields(table.raw.get("fields")),
     )
-    table.known("captions", "latents", "key", "source", "original_size", "crop", "flipped")
+    table.known("captions", "latents", "key", "source", "original_size", "crop", "flipped", "fields")
     return found
 
 
@@ -298,6 +318,20 @@ def _latent(raw: Any, place: str) -> LatentColumns:
         logvar=section.values("logvar"),
         scaled=section.flag("scaled"),
     )
+
+
+def _fields(raw: Any) -> dict[str, FieldColumn]:
+    found = {}
+    for name, item in Section({} if raw is None else raw, "columns.fields").raw.items():
+        place = f"columns.fields.{name}"
+        inner = Section({"kind": item} if isinstance(item, str) else item, place)
+        inner.known("column", "kind")
+        kind = inner.raw.get("kind")
+        if kind not in ("number", "text"):
+            raise UsageError(f"{place} is number or text, or {{column: NAME, kind: number}}, not {kind!r:.60}")
+        column = inner.name("column") or column_name(name, place)
+        found[str(name)] = FieldColumn(column, kind)
+    return found
 
 
 def _resolution(raw: Any) -> int:

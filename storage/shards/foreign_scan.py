@@ -24,6 +24,7 @@ from isthmus.storage.shards.foreign_arrays import (
     number_rows,
     text_rows,
     wrong_array_type,
+    wrong_field_type,
     wrong_number_type,
     wrong_text_type,
 )
@@ -211,6 +212,7 @@ def check_columns(footer: Footer, columns: ColumnMap, rule: BucketRule, file: Fi
         *((name, wrong_text_type) for name in texts),
         *((name, wrong_number_type) for name in numbers),
         *((None if values is None else values.column, wrong_array_type) for values in arrays),
+        *((told.column, partial(wrong_field_type, told=told.kind)) for told in columns.fields.values()),
     ]
     for name, wrong in checks:
         if name is None:

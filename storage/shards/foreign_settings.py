@@ -36,6 +36,7 @@ columns:
   latents:
     512: {mean: latent}    # logvar: NAME; scaled: true; {column: NAME, dtype: float32} for raw bytes of fp32
   # source: url; original_size: [HEIGHT, WIDTH]; crop: [TOP, LEFT, HEIGHT, WIDTH]; flipped: NAME
+  # fields: {aesthetic: number, licence: {column: LICENSE, kind: text}}   # for stats, filter --where and split
 """
 
 
@@ -101,6 +102,7 @@ class ForeignSettings:
             resolutions=tuple(sorted(self.columns.latents)),
             captions=len(self.columns.captions),
             buckets=buckets,
+            fields=self.columns.field_specs(),
         )
         self.columns.check(spec)
         return spec

@@ -74,6 +74,13 @@ def verify_block(dataset: Dataset, block: int, readers: dict[int, ForeignReader]
             known.add((message, row))
             problem(message, name, row_group=row_group, row=row, column=column)
 
+    if dataset.spec.fields:
+        from isthmus.storage.shards.rewrite_source import ForeignSource
+
+        try:
+            ForeignSource(dataset).small(block, [told.name for told in dataset.spec.fields])
+        except (CorruptShard, StorageError) as error:
+            tell(error.message, getattr(error, "row", None), getattr(error, "column", None))
     for resolution, reader in readers.items():
         for caption in range(dataset.spec.captions):
             try:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from isthmus.storage.shards.spec import DatasetSpec, EncoderSpec
 
-Kind = Literal["string", "bytes", "int32", "bool"]
+Kind = Literal["string", "bytes", "int32", "bool", "number?", "text?"]
+"""Those with a question mark may be null: NaN or an empty text in memory, a null in the file."""
 
 PARQUET_OPTIONS: dict[str, Any] = {
     "version": "2.6",
@@ -56,10 +57,13 @@ class Column:
         return 4 if self.kind == "int32" else None
 
     def arrow(self) -> Any:
-        """Its pyarrow field: never nullable, so that a page holds values alone."""
-        types = {"string": pa.string(), "int32": pa.int32(), "bool": pa.bool_()}
+        """Its pyarrow field: of what training reads never nullable, so that a page holds values alone."""
+        types = {
+            "string": pa.string(), "int32": pa.int32(), "bool": pa.bool_(),
+            "number?": pa.float64(), "text?": pa.string(),
+        }  # fmt: skip
         kind = pa.binary(self.width) if self.kind == "bytes" else types[self.kind]
-        return pa.field(self.name, kind, nullable=False)
+        return pa.field(self.name, kind, nullable=self.kind.endswith("?"))
 
 
 def text_sibling(caption: int) -> str:
@@ -72,10 +76,15 @@ def latent_sibling(resolution: int) -> str:
     return f"{resolution}px"
 
 
+FIELDS = "fields"
+"""The sibling with what else is told of the samples."""
+
+
 def siblings(spec: DatasetSpec, size_class: int) -> list[str]:
     """The sibling files of a shard of this size class."""
     texts = [text_sibling(caption) for caption in range(spec.captions)]
-    return texts + [latent_sibling(resolution) for resolution in spec.resolutions_of(size_class)]
+    latents = [latent_sibling(resolution) for resolution in spec.resolutions_of(size_class)]
+    return texts + latents + ([FIELDS] if spec.fields else [])
 
 
 def encoder_columns(encoder: EncoderSpec) -> list[Column]:
@@ -101,7 +110,9 @@ def columns_of(
     Every sibling carries the key, so that siblings of different samples cannot pass for a shard.
     """
     columns = [Column("key", "string")]
-    if sibling.startswith("text"):
+    if sibling == FIELDS:
+        columns += [Column(told.name, "number?" if told.kind == "number" else "text?") for told in spec.fields]
+    elif sibling.startswith("text"):
         columns.append(Column("caption", "string"))
         if sibling == "text":
             columns.append(Column("source", "string"))
@@ -127,6 +138,11 @@ def table(columns: Sequence[Column], values: Mapping[str, Any], schema: Any) -> 
                     pa.binary(column.width), len(data), [None, pa.py_buffer(data)]
                 )
             )
+        elif column.kind == "number?":
+            numbers = np.asarray(value, np.float64)
+            arrays.append(pa.array(numbers, mask=np.isnan(numbers)))
+        elif column.kind == "text?":
+            arrays.append(pa.array([word or None for word in value], pa.string()))
         else:
             arrays.append(pa.array(value, type=column.arrow().type))
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from isthmus.errors import DataError, UsageError
 from isthmus.storage.shards.foreign_map import ColumnMap, parse_columns
-from isthmus.storage.shards.spec import SCHEMA_VERSION, AutoencoderSpec, DatasetSpec, EncoderSpec
+from isthmus.storage.shards.spec import SCHEMA_VERSION, AutoencoderSpec, DatasetSpec, EncoderSpec, FieldSpec
 
 MANIFEST = "manifest.json"
 INDEX = "_index.parquet"
@@ -97,6 +97,8 @@ class Manifest:
             },
             "files": {name: asdict(entry) for name, entry in sorted(self.files.items())},
         }
+        if spec.fields:
+            data["fields"] = [asdict(told) for told in spec.fields]
         if self.columns is not None:
             data["columns"] = self.columns.to_json()
         data["checksum"] = checksum(data)
@@ -148,6 +150,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         resolutions=tuple(_get(raw, "resolutions", list)),
         captions=_get(raw, "captions", int),
         buckets=tuple(_get(raw, "buckets", list)),
+        fields=tuple(_build(FieldSpec, item, "fields") for item in _get({"fields": [], **raw}, "fields", list)),
     )
     files = {
         str(name): _build(SideFile, entry, f"files.{name}")

@@ -6,15 +6,16 @@
     bucket in ('4:3', '3:4') and length(caption) between 10 and 400 and key not like 'test/%'
 
 Nothing is evaluated as Python. Text compares by code points, `like` knows `%`, `_` and a backslash before them, and tells
-capitals from small letters (`lower(caption) like ...`). `is null` is true of an empty text, and of an original size or crop
-of 0 by 0, which stand for "not told"; a comparison with a quotient by zero is false.
+capitals from small letters (`lower(caption) like ...`). `is null` is true of an empty text, of a field that nobody told, and of
+an original size or crop of 0 by 0, which stand for "not told". A comparison with a quotient by zero, or with a field's number
+that nobody told, is false; its text then is empty.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,8 @@ def column_types(spec: DatasetSpec) -> dict[str, Type]:
     found |= {"source": "text", "bucket": "text", "size_class": "number"}
     found |= dict.fromkeys((*SIZE_COLUMNS, *CROP_COLUMNS, *ALIASES), "number")
     found["flipped"] = "flag"
-    return found | {f"{encoder.name}_length": "number" for encoder in spec.text}
+    found |= {f"{encoder.name}_length": "number" for encoder in spec.text}
+    return found | {told.name: told.kind for told in spec.fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +84,18 @@ class Predicate:
             return np.broadcast_to(np.asarray(self._test(values, rows), np.bool_), (rows,))
 
 
-def parse_predicate(text: str, columns: Mapping[str, Type]) -> Predicate:
+def parse_predicate(text: str, columns: Mapping[str, Type], nullable: Collection[str] = ()) -> Predicate:
     """The predicate in `text`.
+
+    Args:
+        nullable: columns of numbers that are NaN where nobody told.
 
     Raises:
         UsageError: it is none; says where, and what was expected.
     """
     if len(text) > MAX_LENGTH:
         raise UsageError(f"a predicate has at most {MAX_LENGTH} characters, not {len(text)}")
-    parser = _Parser(text, columns)
+    parser = _Parser(text, columns, nullable)
     node = parser.either()
     if parser.token is not None:
         raise parser.wrong(f"`{parser.token[1]}` was not expected here")
@@ -100,8 +105,8 @@ def parse_predicate(text: str, columns: Mapping[str, Type]) -> Predicate:
 
 
 class _Parser:
-    def __init__(self, text: str, columns: Mapping[str, Type]) -> None:
-        self._text, self._columns = text, columns
+    def __init__(self, text: str, columns: Mapping[str, Type], nullable: Collection[str]) -> None:
+        self._text, self._columns, self._nullable = text, columns, nullable
         self.used: set[str] = set()
         self._end = self._depth = self._at = 0
         self.token: tuple[str, str] | None = None
@@ -307,4 +312,5 @@ class _Parser:
             raise self.wrong(f"no column {name}" + (f"; did you mean {close[0]}?" if close else ""), at)
         stored = ALIASES.get(name, name)
         self.used.add(stored)
-        return Node(self._columns[name], lambda v, n: v[stored], at, stored in _ZERO_IS_NULL)
+        kind, zero = self._columns[name], stored in _ZERO_IS_NULL
+        return Node(kind, lambda v, n: v[stored], at, zero, kind == "number" and name in self._nullable)

@@ -31,6 +31,7 @@ class Node:
     at: int
     """Where it begins in the text."""
     zero_is_null: bool = False
+    nan_is_null: bool = False
 
 
 def apply(function: Any, left: Any, right: Any) -> Callable[[Mapping[str, Any], int], Any]:
@@ -97,7 +98,9 @@ def null(wrong: Wrong, node: Node) -> Node:
         return Node("flag", lambda v, n: each(node.of(v, n), lambda word: not word), node.at)
     if node.zero_is_null:
         return Node("flag", lambda v, n: np.equal(node.of(v, n), 0), node.at)
-    raise wrong("`is null` asks for text, or for an original size or crop; others are always told", node.at)
+    if node.nan_is_null:
+        return Node("flag", lambda v, n: np.isnan(node.of(v, n)), node.at)
+    raise wrong("`is null` asks for text, kept fields, or an original size or crop; others are always told", node.at)
 
 
 def like(left: Node, pattern: str) -> Node:

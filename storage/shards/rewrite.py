@@ -176,7 +176,8 @@ def split(
 
 def _where(source: Source, where: str, options: Options) -> Any:
     """0 where the predicate is true of a row, 1 elsewhere; [rows]."""
-    predicate = parse_predicate(where, column_types(source.dataset.spec))
+    spec = source.dataset.spec
+    predicate = parse_predicate(where, column_types(spec), {told.name for told in spec.fields})
     rows = source.dataset.index.rows
 
     def tested(block: int) -> Any:

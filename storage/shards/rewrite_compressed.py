@@ -21,9 +21,16 @@ from isthmus.storage.filesystems import filesystem, join, storage_errors
 from isthmus.storage.shards.files import Recorder
 from isthmus.storage.shards.foreign_footers import Footer
 from isthmus.storage.shards.foreign_index import ForeignFile, dump_foreign_index
-from isthmus.storage.shards.foreign_map import CaptionColumns, ColumnMap, LatentColumns, TextColumns, Values
+from isthmus.storage.shards.foreign_map import (
+    CaptionColumns,
+    ColumnMap,
+    FieldColumn,
+    LatentColumns,
+    TextColumns,
+    Values,
+)
 from isthmus.storage.shards.index import shard_file
-from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS, Column, table
+from isthmus.storage.shards.layout import CROP_COLUMNS, FIELDS, SIZE_COLUMNS, Column, table
 from isthmus.storage.shards.manifest import COLUMNS_VERSION
 from isthmus.storage.shards.spec import DatasetSpec
 
@@ -46,12 +53,19 @@ def spec_of(spec: DatasetSpec, size_classes: Sequence[int], where: str) -> Datas
             hint="`isthmus data split --by size-class` first, then each part; or --compression none",
         )
     return DatasetSpec(
-        spec.autoencoder, spec.text, spec.resolutions_of(size_classes[0]), spec.captions, spec.buckets
+        spec.autoencoder,
+        spec.text,
+        spec.resolutions_of(size_classes[0]),
+        spec.captions,
+        spec.buckets,
+        spec.fields,
     )
 
 
 def stored_name(sibling: str, column: str) -> str:
     """What a sibling's column is called beside those of other siblings: `text1/caption` is `caption1`."""
+    if sibling == FIELDS:
+        return column
     if sibling.endswith("px"):
         return f"{column}_{sibling}"
     return column + sibling.removeprefix("text")
@@ -82,6 +96,7 @@ def column_map(spec: DatasetSpec) -> ColumnMap:
         original_size=(SIZE_COLUMNS[0], SIZE_COLUMNS[1]),
         crop=(CROP_COLUMNS[0], CROP_COLUMNS[1], CROP_COLUMNS[2], CROP_COLUMNS[3]),
         flipped="flipped",
+        fields={told.name: FieldColumn(told.name, told.kind) for told in spec.fields},
     )
 
 

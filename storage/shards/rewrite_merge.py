@@ -13,7 +13,7 @@ from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.dataset import Dataset, read_side_file
 from isthmus.storage.shards.files import text_file
 from isthmus.storage.shards.rewrite_plan import Shapes
-from isthmus.storage.shards.spec import DatasetSpec, TextColumn
+from isthmus.storage.shards.spec import DatasetSpec, FieldSpec, TextColumn
 
 PATCH_PCA_FILES = ("autoencoder.safetensors", "config.json")
 _MAX_EXTRA = 1 << 26
@@ -45,6 +45,12 @@ def common_spec(datasets: Sequence[Dataset]) -> tuple[DatasetSpec, Shapes]:
                     problems.append(
                         f"{dataset.uri}: bucket {bucket} at {resolution} px is {list(shape)}, not {list(told)}"
                     )
+    fields: dict[str, FieldSpec] = {}
+    for dataset in datasets:
+        for told in dataset.spec.fields:
+            kind = fields.setdefault(told.name, told).kind
+            if kind != told.kind:
+                problems.append(f"{dataset.uri}: field {told.name} is of kind {told.kind}, not {kind}")
     if problems:
         raise DatasetMismatch(
             "the datasets cannot become one: " + "; ".join(problems[:8]),
@@ -57,6 +63,7 @@ def common_spec(datasets: Sequence[Dataset]) -> tuple[DatasetSpec, Shapes]:
         resolutions=resolutions,
         captions=first.spec.captions,
         buckets=tuple(dict.fromkeys(b for dataset in datasets for b in dataset.spec.buckets)),
+        fields=tuple(fields.values()),
     )
     return spec, shapes
 

@@ -17,9 +17,10 @@ from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
 from isthmus.storage.shards.blocks import Block, Bytes
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.foreign import Decoder, ForeignReader
-from isthmus.storage.shards.foreign_arrays import flag_rows, number_rows, text_rows
+from isthmus.storage.shards.foreign_arrays import field_rows, flag_rows, number_rows, text_rows
 from isthmus.storage.shards.foreign_block import Expected
-from isthmus.storage.shards.layout import CROP_COLUMNS, SIZE_COLUMNS, Column, columns_of
+from isthmus.storage.shards.fields import take
+from isthmus.storage.shards.layout import CROP_COLUMNS, FIELDS, SIZE_COLUMNS, Column, columns_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,28 +50,36 @@ class Source:
         """
         return self._read(block, sibling, None)
 
+    def piece(self, block: int, sibling: str, start: int, size: int) -> Bytes:
+        """Bytes of the file of a block's sibling, as they are. Raises as :meth:`read` does."""
+        return self._bytes(block, sibling, self.dataset.index.file(block, sibling), start, size)
+
     def small(self, block: int, names: Collection[str]) -> dict[str, Any]:
         """Columns that are not arrays: numbers and flags as numpy has them, text as a list."""
         index, spec, rows = self.dataset.index, self.dataset.spec, int(self.dataset.index.rows[block])
         found: dict[str, Any] = {}
         by_sibling: dict[str, list[str]] = {}
+        fields = {told.name for told in spec.fields}
         for name in names:
             if name == "bucket":
                 found[name] = [spec.buckets[int(index.bucket[block])]] * rows
             elif name == "size_class":
                 found[name] = np.full(rows, index.size_class[block])
+            elif name in fields:
+                by_sibling.setdefault(FIELDS, []).append(name)
             elif name.startswith("caption") and name != "caption":
                 by_sibling.setdefault(f"text{name.removeprefix('caption')}", []).append(name)
             else:
                 by_sibling.setdefault("text", []).append(name)
         for sibling, wanted in by_sibling.items():
-            stored = ["caption" if name.startswith("caption") else name for name in wanted]
+            captions = sibling != FIELDS
+            stored = ["caption" if captions and name.startswith("caption") else name for name in wanted]
             content = self._small(block, sibling, stored)
             for name, column in zip(wanted, stored, strict=True):
                 values: Any = content.strings.get(column)
                 if values is None:
                     values = content.numbers[column]
-                    values = values if values.dtype == np.bool_ else values.astype(np.int64)
+                    values = values.astype(np.int64) if values.dtype == np.int32 else values
                 found[name] = values
         return found
 
@@ -79,6 +88,9 @@ class Source:
 
     def _read(self, block: int, sibling: str, wanted: set[str] | None) -> Block:
         index, spec = self.dataset.index, self.dataset.spec
+        if sibling == FIELDS and not spec.fields:
+            # Merged with datasets that tell more of their samples.
+            return self._read(block, "text", {"key"})
         with self._lock:
             ranges = index.sibling(sibling)
         shape = None
@@ -128,7 +140,7 @@ class Source:
                 raise CorruptShard(message, shard=name, row_group=row_group, column=blamed)
         for column, chunk in zip(columns, chunks, strict=True):
             try:
-                result.take(column, chunk)
+                take(result, column, chunk)
             except ValueError as error:
                 raise CorruptShard(
                     f"unreadable: {error}", shard=name, row_group=row_group, column=column.name
@@ -164,6 +176,8 @@ class ForeignSource(Source):
         }
 
     def _read(self, block: int, sibling: str, wanted: set[str] | None) -> Block:
+        if sibling == FIELDS and wanted is None:
+            wanted = {"key", *(told.name for told in self.dataset.spec.fields)}
         if wanted is not None:
             return self._decoded(block, sibling, wanted)
         if sibling.endswith("px"):
@@ -179,7 +193,8 @@ class ForeignSource(Source):
         told, dataset = self.dataset.manifest.columns, self.dataset
         assert told is not None
         index, rows = dataset.index, int(dataset.index.rows[block])
-        words = told.captions[int(sibling.removeprefix("text") or 0)]
+        words = told.captions[0 if sibling == FIELDS else int(sibling.removeprefix("text") or 0)]
+        fields = told.fields if sibling == FIELDS else {}
         shapes = dataset.manifest.latent_shapes[dataset.spec.buckets[int(index.bucket[block])]]
         height, width = (side * dataset.spec.autoencoder.factor for side in shapes[max(shapes)][1:])
         sizes = dict.fromkeys((*SIZE_COLUMNS, *CROP_COLUMNS), 0)
@@ -188,6 +203,7 @@ class ForeignSource(Source):
         named = dict(zip(SIZE_COLUMNS, told.original_size or (None, None), strict=True))
         named |= dict(zip(CROP_COLUMNS, told.crop or (None,) * 4, strict=True))
         named |= {"key": told.key, "caption": words.caption, "source": told.source, "flipped": told.flipped}
+        named |= {name: own.column for name, own in fields.items()}
         name, row_group = index.file(block, ""), int(index.row_group[block])
         block_of = Block(rows)
         read = {column: named[column] for column in wanted if named.get(column) is not None}
@@ -195,7 +211,10 @@ class ForeignSource(Source):
         for column in wanted:
             there = table.column(read[column]) if column in read else None
             try:
-                if column == "key":
+                if column in fields:
+                    kept = block_of.numbers if fields[column].kind == "number" else block_of.strings
+                    kept[column] = field_rows(there, fields[column].kind)
+                elif column == "key":
                     block_of.strings[column] = (
                         [f"{name}#{row_group}:{row}" for row in range(rows)]
                         if there is None
@@ -225,6 +244,7 @@ class ForeignSource(Source):
         assert foreign is not None
         assert told is not None
         texts = {told.key, told.source, *(words.caption for words in told.captions)}
+        texts |= {own.column for own in told.fields.values() if own.kind == "text"}
         expected = [Expected(column, "text" if column in texts else "number") for column in sorted(columns)]
         footer = self._readers[self.dataset.spec.resolutions[0]].footer(block)
         decoder = Decoder(footer, name, row_group, rows, expected)

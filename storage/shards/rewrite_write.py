@@ -194,10 +194,11 @@ class _Gather:
         for column in self._columns:
             if column.kind == "bytes":
                 values[column.name] = np.empty((count, column.width or 0), np.uint8)
-            elif column.kind == "string":
+            elif column.kind in ("string", "text?"):
                 values[column.name] = []
             else:
-                values[column.name] = np.empty(count, np.int32 if column.kind == "int32" else np.bool_)
+                kinds = {"int32": np.int32, "bool": np.bool_, "number?": np.float64}
+                values[column.name] = np.empty(count, kinds[column.kind])
         at, piece = 0, int(np.searchsorted(before, start, side="right")) - 1
         while at < count:
             self._load(piece)
@@ -231,7 +232,11 @@ class _Gather:
             name = column.name
             if column.kind == "bytes":
                 values[name][at:end] = content.fixed[name][rows]
-            elif column.kind == "string":
+            elif column.kind == "text?" and name not in content.strings:
+                values[name] += [""] * (high - low)  # a field of another dataset's
+            elif column.kind == "number?" and name not in content.numbers:
+                values[name][at:end] = np.nan
+            elif column.kind in ("string", "text?"):
                 told = content.strings[name]
                 values[name] += told[rows] if self._picked is None else [told[row] for row in rows.tolist()]
             else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ SCHEMA_VERSION = 1
 
 _ENCODER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._x-]{0,31}")
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TAKEN = re.compile(
+    r"key|caption[0-9]*|source|bucket|size_class|width|height|original_(height|width)|crop_(top|left|height|width)"
+    r"|flipped|latent_.*|and|or|not|in|is|null|like|between|true|false",
+    re.IGNORECASE,
+)
+MAX_FIELDS = 64
 _MAX_ROW_BYTES = 1 << 28  # of one column; what a hostile manifest may make a reader allocate for a row
 
 
@@ -91,6 +98,24 @@ class AutoencoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One thing more that is told of each sample, such as a score or a licence; what is not told is null."""
+
+    name: str
+    """Of its column, and in predicates."""
+    kind: Literal["number", "text"]
+    """float64, or text that is not empty."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _FIELD_NAME.fullmatch(self.name):
+            raise UsageError(f"field {self.name!r} is not letters, digits and underscores, at most 64")
+        if _TAKEN.fullmatch(self.name):
+            raise UsageError(f"field {self.name} has a name that shards and predicates use otherwise")
+        if self.kind not in ("number", "text"):
+            raise UsageError(f"field {self.name} is of kind {self.kind!r}, not number or text")
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetSpec:
     """The settings of a dataset: everything but its samples."""
 
@@ -103,6 +128,8 @@ class DatasetSpec:
     """Captions stored for each image, each in its own sibling file."""
     buckets: tuple[str, ...] = ("1:1",)
     """Names of the aspect classes that samples may have."""
+    fields: tuple[FieldSpec, ...] = ()
+    """What is told of each sample beyond this, in a sibling file that training does not read."""
 
     def __post_init__(self) -> None:
         names = [encoder.name for encoder in self.text]
@@ -118,6 +145,20 @@ class DatasetSpec:
         for bucket in self.buckets:
             if not _BUCKET_NAME.fullmatch(bucket):
                 raise UsageError(f"bucket name {bucket!r} is not like `1:1` or `4:3`")
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        if len(self.fields) > MAX_FIELDS:
+            raise UsageError(f"{len(self.fields)} fields: at most {MAX_FIELDS}")
+        seen = set()
+        for told in self.fields:
+            # Other readers do not tell capitals from small letters.
+            if told.name.casefold() in seen:
+                raise UsageError(f"two fields have the name {told.name}, apart from capitals")
+            seen.add(told.name.casefold())
+            for encoder in self.text:
+                if re.fullmatch(f"{encoder.name}_(tokens|length|pooled)[0-9]*", told.name, re.IGNORECASE):
+                    raise UsageError(f"field {told.name} has the name of a column of text encoder {encoder.name}")
 
     def resolutions_of(self, size_class: int) -> tuple[int, ...]:
         """The resolutions stored for an image of this size class: those it reaches without upscaling."""
@@ -148,6 +189,8 @@ class Sample:
     """Top, left, height and width of the part that was encoded, in pixels of the original image."""
     flipped: bool = False
     """Mirrored left to right before encoding."""
+    fields: Mapping[str, float | str | None] = field(default_factory=dict)
+    """Of `spec.fields`: numbers, text; None, what is missing, and an empty text are not told."""
 
 
 def _in_range(what: str, value: Any, low: int, high: int) -> None:

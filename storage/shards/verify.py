@@ -15,6 +15,7 @@ from isthmus.errors import CorruptShard, DataError, StorageError
 from isthmus.storage.shards import manifest as names
 from isthmus.storage.shards.blocks import Block, Bytes, read_range
 from isthmus.storage.shards.dataset import Dataset, open_dataset, read_manifest, read_side_file
+from isthmus.storage.shards.fields import take
 from isthmus.storage.shards.files import parse_text_file
 from isthmus.storage.shards.foreign_verify import verify_foreign
 from isthmus.storage.shards.index import Index, SiblingIndex
@@ -222,7 +223,7 @@ class Verifier:
                     column=column.name,
                 )
             try:
-                content.take(column, chunk)
+                take(content, column, chunk)
             except ValueError as error:
                 self.problem(f"unreadable: {error}", name, row_group=row_group, column=column.name)
                 continue
@@ -244,7 +245,7 @@ class Verifier:
             values = content.fixed[column.name].view(np.float16)
             for row in np.flatnonzero(~finite_rows(values)).tolist():
                 yield row, "not finite"
-        elif column.name.endswith("_length"):
+        elif column.kind == "int32" and column.name.endswith("_length"):
             encoder = next(e for e in dataset.spec.text if column.name == f"{e.name}_length")
             length = content.numbers[column.name]
             for row in np.flatnonzero((length < 0) | (length > encoder.max_tokens)).tolist():

@@ -5,27 +5,19 @@ from __future__ import annotations
 import base64
 import email.utils
 import hashlib
-import hmac
-import importlib.util
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from isthmus.errors import NotInstalled, StorageError
-from isthmus.storage.ranges.settings import AzureAccount, container_and_path
+from isthmus.errors import StorageError
+from isthmus.storage.http.blob import BlobAddress
+from isthmus.storage.http.wire import Answer, Refused, Wire
 from isthmus.storage.transfer.crc import combine
 from isthmus.storage.transfer.s3 import check_range
 from isthmus.storage.transfer.spec import MIB, Arrived, Changed, Entry, Limits, Link, Place, Unsupported
-from isthmus.storage.transfer.wire import Answer, Refused, Wire
 
-_VERSION = "2021-12-02"
 _CRC = "isthmuscrc32"
 """Metadata of a blob: the CRC-32 of the whole, in hexadecimal digits."""
-_SCOPE_S = 300.0
 _LINK_H = 6
 
 
@@ -47,20 +39,12 @@ class BlobPlace:
 
     def __init__(self, uri: str, *, stall_s: float = 60.0, pace: Callable[[int], None] | None = None) -> None:
         self.uri = uri.rstrip("/")
-        self.container, self.prefix = container_and_path(uri)
-        self.account = AzureAccount.of(uri)
-        parts = urlsplit(self.account.endpoint)
-        self.wire = Wire(f"{parts.scheme}://{parts.netloc}", stall_s, pace)
-        self._root = parts.path.rstrip("/") + f"/{self.container}"
-        self._lock = threading.Lock()
-        self._bearer: tuple[float, str] | None = None
-        self._identity: Any = None
-        if not (self.account.key or self.account.sas or self.account.anonymous):
-            self._identity = _identity()
+        self.at = BlobAddress(uri)
+        self.wire = Wire(self.at.server, stall_s, pace)
 
     def entries(self) -> Iterator[Entry]:
         """See `Place`."""
-        base = f"{self.prefix}/" if self.prefix else ""
+        base = f"{self.at.prefix}/" if self.at.prefix else ""
         query = {"restype": "container", "comp": "list", "include": "metadata", "maxresults": "5000"}
         if base:
             query["prefix"] = base
@@ -185,14 +169,14 @@ class BlobPlace:
         """See `Place`."""
         if not isinstance(to, BlobPlace):
             return None
-        url = f"{urlsplit(self.account.endpoint).scheme}://{self.wire.host}{self._path(name)}"
-        if self.account.anonymous:
+        account, url = self.at.account, f"{self.at.server}{self.at.path(name)}"
+        if account.anonymous:
             return Link(url)
-        if self.account.sas:
-            return Link(f"{url}?{self.account.sas}")
-        if self.account.key:
-            return Link(f"{url}?{self._shared_access(name)}")
-        return Link(url, {"x-ms-copy-source-authorization": f"Bearer {self._token()}"})
+        if account.sas:
+            return Link(f"{url}?{account.sas}")
+        if account.key:
+            return Link(f"{url}?{self.at.shared_access(name, _LINK_H)}")
+        return Link(url, {"x-ms-copy-source-authorization": f"Bearer {self.at.token()}"})
 
     def fetch(
         self, name: str, upload: str, number: int, link: Link, entry: Entry, start: int, size: int
@@ -224,27 +208,11 @@ class BlobPlace:
 
     def refresh(self) -> bool:
         """See `Place`."""
-        if self._identity is None:
-            self.account = AzureAccount.of(self.uri)
-            return bool(self.account.key or self.account.sas)
-        with self._lock:
-            self._bearer, self._identity = None, _identity()
-        return True
+        return self.at.refresh()
 
     def close(self) -> None:
         """See `Place`."""
         self.wire.close()
-
-    def _path(self, name: str) -> str:
-        key = f"{self.prefix}/{name}" if self.prefix and name else name
-        return self._root + (quote("/" + key, safe="/-_.~") if key else "")
-
-    def _token(self) -> str:
-        with self._lock:
-            if self._bearer is None or self._bearer[0] - time.time() < _SCOPE_S:
-                found = self._identity()
-                self._bearer = found["expires_at"].timestamp(), found["token"]
-            return self._bearer[1]
 
     def _ask(
         self,
@@ -257,60 +225,9 @@ class BlobPlace:
         into: memoryview | None = None,
         accept: tuple[int, ...] = (),
     ) -> Answer:
-        path = self._path(name)
-        sent = {
-            **(headers or {}),
-            "x-ms-date": email.utils.formatdate(usegmt=True),
-            "x-ms-version": _VERSION,
-        }
-        target = path + (f"?{urlencode(query)}" if query else "")
-        account = self.account
-        if account.key:
-            length = memoryview(body).nbytes if body is not None else 0
-            sent["Authorization"] = shared_key(
-                method, account.name, account.key, path, query or {}, sent, length
-            )
-        elif account.sas:
-            target += ("&" if query else "?") + account.sas
-        elif not account.anonymous:
-            sent["Authorization"] = f"Bearer {self._token()}"
+        length = memoryview(body).nbytes if body is not None else 0
+        target, sent = self.at.request(method, name, query, headers, length)
         return self.wire.ask(method, target, sent, body, into, accept)
-
-    def _shared_access(self, name: str) -> str:
-        """A signature with which one blob may be read for some hours."""
-        now = datetime.now(UTC)
-        starts, ends = ((now + timedelta(hours=h)).strftime("%Y-%m-%dT%H:%M:%SZ") for h in (-0.25, _LINK_H))
-        key = f"{self.prefix}/{name}" if self.prefix else name
-        fields = {"sp": "r", "st": starts, "se": ends, "sv": "2020-12-06", "sr": "b"}
-        text = "\n".join(
-            [
-                *("r", starts, ends, f"/blob/{self.account.name}/{self.container}/{key}"),
-                *("", "", "", fields["sv"], "b", "", "", "", "", "", "", ""),
-            ]
-        )
-        return urlencode({**fields, "sig": _hmac(self.account.key or "", text)})
-
-
-def shared_key(
-    method: str,
-    account: str,
-    key: str,
-    path: str,
-    query: Mapping[str, str],
-    headers: Mapping[str, str],
-    length: int,
-) -> str:
-    """The Authorization header of Blob's Shared Key scheme, as its manual has it ("Authorize with Shared Key")."""
-    known = {name.lower(): value for name, value in headers.items()}
-    lines = [method, "", "", str(length or ""), known.get("content-md5", ""), known.get("content-type", "")]
-    lines += ["", "", known.get("if-match", ""), "", "", known.get("range", "")]
-    lines += [f"{name}:{known[name]}" for name in sorted(known) if name.startswith("x-ms-")]
-    resource = f"/{account}{path}" + "".join(f"\n{name}:{query[name]}" for name in sorted(query))
-    return f"SharedKey {account}:{_hmac(key, chr(10).join([*lines, resource]))}"
-
-
-def _hmac(key: str, text: str) -> str:
-    return base64.b64encode(hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()).decode()
 
 
 def _md5(view: memoryview) -> str:
@@ -360,13 +277,3 @@ def _listed(blob: ElementTree.Element, base: str) -> Entry | None:
         email.utils.parsedate_to_datetime(moment).timestamp() if moment else 0.0,
         _hexadecimal(metadata.get(_CRC)),
     )
-
-
-def _identity() -> Any:
-    if importlib.util.find_spec("obstore") is None or importlib.util.find_spec("azure.identity") is None:
-        raise NotInstalled(
-            "copying az:// with your own identity", extra="azure", module="azure-identity and obstore"
-        )
-    from obstore.auth.azure import AzureCredentialProvider
-
-    return AzureCredentialProvider()

@@ -13,6 +13,7 @@ from isthmus.errors import DataError, DatasetNotFound
 from isthmus.storage.filesystems import filesystem, join, storage_errors
 from isthmus.storage.shards.dataset import open_dataset, read_side_file
 from isthmus.storage.shards.index import Index
+from isthmus.storage.shards.layout import FIELDS
 from isthmus.storage.shards.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
 from isthmus.storage.transfer.crc import combine_files
 from isthmus.storage.transfer.spec import Entry
@@ -50,7 +51,8 @@ def vouched_for(uri: str) -> Vouched:
     if dataset.index.foreign is None:
         resolutions = [f"{resolution}px" for resolution in dataset.spec.resolutions]
         texts = ["text", *(f"text{number}" for number in range(1, dataset.spec.captions))]
-        for sibling in (*texts, *resolutions):
+        fields = [FIELDS] if dataset.spec.fields else []
+        for sibling in (*texts, *resolutions, *fields):
             files |= _files(dataset.index, sibling)
     files.pop(MANIFEST, None)
     return Vouched(dataset.manifest.fingerprint, files)

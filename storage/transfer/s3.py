@@ -5,25 +5,19 @@ from __future__ import annotations
 import base64
 import email.utils
 import hashlib
-import importlib.util
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from datetime import datetime
+from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from isthmus.errors import NotInstalled, StorageError
+from isthmus.errors import StorageError
+from isthmus.storage.http import sigv4
+from isthmus.storage.http.s3 import S3Address
+from isthmus.storage.http.wire import Answer, Refused, Wire, error_code
 from isthmus.storage.ranges.causes import Kind, ReadFailed
-from isthmus.storage.ranges.settings import S3, container_and_path
-from isthmus.storage.transfer import sigv4
 from isthmus.storage.transfer.spec import MIB, Arrived, Changed, Entry, Limits, Link, Place, Unsupported
-from isthmus.storage.transfer.wire import Answer, Refused, Wire, error_code
 
-_CREDENTIALS_S = 30.0
-"""Then boto3's chain is asked again, which holds its credentials in memory and renews them before they expire."""
 _LINK_S = 6 * 3600
 _CRC_TYPE = {"x-amz-checksum-type": "FULL_OBJECT"}
 
@@ -45,34 +39,15 @@ class S3Place:
 
     def __init__(self, uri: str, *, stall_s: float = 60.0, pace: Callable[[int], None] | None = None) -> None:
         self.uri = uri.rstrip("/")
-        self.bucket, self.prefix = container_and_path(uri)
-        settings = S3.of()
-        self.endpoint = settings.endpoint
-        self._anonymous = settings.anonymous
+        self.at = S3Address(uri)
         self._stall_s, self._pace = stall_s, pace
-        self._lock = threading.Lock()
-        self._keys: tuple[float, sigv4.Keys] | None = None
-        self._provider: Any = None if self._anonymous else _provider(uri)
-        self.region = settings.region or getattr(self._provider, "config", {}).get("region") or "us-east-1"
         self._echoes: bool | None = None
-        self._connect()
-
-    def _connect(self) -> None:
-        if self.endpoint:
-            self.wire = Wire(self.endpoint, self._stall_s, self._pace)
-            self._root = urlsplit(self.endpoint).path.rstrip("/") + f"/{self.bucket}"
-        elif "." in self.bucket:  # the service's certificate covers one label
-            self.wire = Wire(f"https://s3.{self.region}.amazonaws.com", self._stall_s, self._pace)
-            self._root = f"/{self.bucket}"
-        else:
-            address = f"https://{self.bucket}.s3.{self.region}.amazonaws.com"
-            self.wire = Wire(address, self._stall_s, self._pace)
-            self._root = ""
+        self.wire = Wire(self.at.server, stall_s, pace)
 
     def entries(self) -> Iterator[Entry]:
         """See `Place`."""
         query = {"list-type": "2", "encoding-type": "url", "max-keys": "1000"}
-        base = f"{self.prefix}/" if self.prefix else ""
+        base = f"{self.at.prefix}/" if self.at.prefix else ""
         if base:
             query["prefix"] = base
         while True:
@@ -224,26 +199,14 @@ class S3Place:
 
     def link(self, name: str, *, to: Place) -> Link | None:
         """See `Place`."""
-        key = self._key(name)
         if isinstance(to, S3Place):
             # Credentials of one service for both: S3 itself looks whether they may read the source.
-            same = (self.endpoint or "") == (to.endpoint or "")
-            return Link(sigv4.path_of(f"{self.bucket}/{key}")) if same else None
+            same = (self.at.endpoint or "") == (to.at.endpoint or "")
+            return Link(sigv4.path_of(f"{self.at.bucket}/{self.at.key(name)}")) if same else None
         if to.kind != "azure":
             return None
-        scheme = "https" if self.endpoint is None else urlsplit(self.endpoint).scheme
-        path = self._root + sigv4.path_of(key)
-        if self._anonymous:
-            return Link(f"{scheme}://{self.wire.host}{path}", conditional=False)
-        signed = sigv4.presign(
-            self.wire.host,
-            path,
-            keys=self._credentials(),
-            region=self.region,
-            now=datetime.now(UTC),
-            valid_s=_LINK_S,
-        )
-        return Link(f"{scheme}://{self.wire.host}{signed}", conditional=False)
+        scheme, place = self.at.presigned(name, _LINK_S)
+        return Link(f"{scheme}://{place}", conditional=False)
 
     def fetch(
         self, name: str, upload: str, number: int, link: Link, entry: Entry, start: int, size: int
@@ -275,28 +238,11 @@ class S3Place:
 
     def refresh(self) -> bool:
         """See `Place`."""
-        if self._anonymous:
-            return False
-        provider = _provider(self.uri)
-        with self._lock:
-            self._provider, self._keys = provider, None
-        return True
+        return self.at.refresh()
 
     def close(self) -> None:
         """See `Place`."""
         self.wire.close()
-
-    def _key(self, name: str) -> str:
-        return f"{self.prefix}/{name}" if self.prefix and name else name or self.prefix
-
-    def _credentials(self) -> sigv4.Keys:
-        with self._lock:
-            now = datetime.now(UTC).timestamp()
-            if self._keys is None or now - self._keys[0] > _CREDENTIALS_S:
-                found = self._provider()
-                keys = sigv4.Keys(found["access_key_id"], found["secret_access_key"], found.get("token"))
-                self._keys = now, keys
-            return self._keys[1]
 
     def _check(self, name: str, tag: str, view: memoryview, crc32: int, echoed: str | None) -> None:
         """That the store holds what was sent: it says the CRC-32, or else its ETag is the MD5."""
@@ -321,49 +267,15 @@ class S3Place:
         accept: tuple[int, ...] = (),
     ) -> Answer:
         for again in (True, False):
-            path = self._root + (sigv4.path_of(self._key(name)) if name else "/" if not self._root else "")
-            sent = dict(headers or {})
-            if not self._anonymous:
-                sent = sigv4.sign(
-                    *(method, self.wire.host, path, query or {}, sent),
-                    keys=self._credentials(),
-                    region=self.region,
-                    now=datetime.now(UTC),
-                )
-            target = f"{path}?{sigv4.query_of(query)}" if query else path
+            wire = self.wire
+            target, sent = self.at.request(method, name, query, headers)
             try:
-                return self.wire.ask(method, target, sent, body, into, accept)
+                return wire.ask(method, target, sent, body, into, accept)
             except Refused as error:
-                home = error.headers.get("x-amz-bucket-region")
-                elsewhere = error.status in {301, 307, 400} and home and home != self.region
-                if not (again and elsewhere and self.endpoint is None):
+                if not (again and self.at.moved(error.status, error.headers)):
                     raise
-                with self._lock:
-                    self.region = home
-                    self._connect()
+                self.wire = Wire(self.at.server, self._stall_s, self._pace)
         raise AssertionError
-
-
-def _provider(uri: str) -> Callable[[], Mapping[str, Any]]:
-    """What finds credentials: boto3's chain, whose first place is the environment, which needs no boto3."""
-    named = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-    if all(named.values()):
-        found = {name.removeprefix("AWS_").lower(): value for name, value in named.items()}
-        token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN")
-        return lambda: {**found, "token": token}
-    if importlib.util.find_spec("boto3") is None or importlib.util.find_spec("obstore") is None:
-        raise NotInstalled("copying s3://", extra="sagemaker", module="boto3 and obstore")
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
-    try:
-        provider: Callable[[], Mapping[str, Any]] = Boto3CredentialProvider()
-    except ValueError:
-        raise StorageError(
-            "no credentials were found",
-            where=uri,
-            hint="set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
-        ) from None
-    return provider
 
 
 def _entry(name: str, headers: Mapping[str, str]) -> Entry:

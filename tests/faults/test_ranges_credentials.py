@@ -15,8 +15,9 @@ import pytest
 
 from isthmus.errors import StorageError
 from isthmus.storage.ranges.counters import Counters
-from isthmus.storage.ranges.open import open_fsspec, open_ranges
+from isthmus.storage.ranges.open import open_fsspec, open_library, open_ranges
 from isthmus.storage.ranges.retry import RetryPolicy
+from isthmus.storage.ranges.spec import Ranges
 
 if TYPE_CHECKING:
     from servers import Store
@@ -70,9 +71,11 @@ def keys(tmp_path: Path, s3: Store, no_credentials: pytest.MonkeyPatch) -> Calla
     return make
 
 
-@pytest.mark.parametrize("open_one", [open_ranges, open_fsspec], ids=["obstore", "s3fs"])
+@pytest.mark.parametrize(
+    "open_one", [open_ranges, open_library, open_fsspec], ids=["direct", "obstore", "s3fs"]
+)
 def test_expired_keys_are_replaced_in_the_middle_of_a_run(
-    open_one: Callable[..., object],
+    open_one: Callable[..., Ranges],
     s3: Store,
     keys: Callable[[float], Keys],
     faulty: Callable[[Path | str], faults.FaultyServer],
@@ -85,7 +88,7 @@ def test_expired_keys_are_replaced_in_the_middle_of_a_run(
     for method in ("GET", "HEAD"):
         server.fail(faults.expired(), times=10_000, when=profile.too_old, method=method)
     counters = Counters()
-    ranges = (open_ranges if open_one is open_ranges else open_fsspec)(s3.root, counters=counters)
+    ranges = open_one(s3.root, counters=counters)
     for _ in range(3):
         assert bytes(ranges.read("a", 5, 100_000)) == DATA[5:100_005]
         profile.oldest = profile.given() + 1

@@ -22,7 +22,7 @@ from servers import AZURITE_ACCOUNT, AZURITE_KEY, Store, connection_string
 from transfers import MIB, QUICK, contents, copied, fetched, make_tree
 
 from isthmus.errors import DataError
-from isthmus.storage.transfer.blob import shared_key
+from isthmus.storage.http.blob import shared_key
 from isthmus.storage.transfer.copy import Copy
 
 pytestmark = pytest.mark.faults

@@ -20,8 +20,9 @@ import pytest
 from isthmus.errors import StorageError
 from isthmus.storage.filesystems import filesystem
 from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.direct import DirectRanges
 from isthmus.storage.ranges.objects import ObjectRanges
-from isthmus.storage.ranges.open import open_fsspec, open_ranges
+from isthmus.storage.ranges.open import open_fsspec, open_library, open_ranges
 from isthmus.storage.ranges.other import OtherRanges
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced, Ranges
@@ -50,30 +51,33 @@ def same_answers(ranges: Ranges) -> None:
         ranges.read("x/b", 0, 1)
 
 
-def test_s3_reads_alike_through_obstore_and_s3fs(s3: Store) -> None:
+def test_s3_reads_alike_directly_through_obstore_and_s3fs(s3: Store) -> None:
     s3.put("x/a", DATA)
-    fast, general = open_ranges(s3.root), open_fsspec(s3.root)
-    assert isinstance(fast, ObjectRanges)
+    fast, library, general = open_ranges(s3.root), open_library(s3.root), open_fsspec(s3.root)
+    assert isinstance(fast, DirectRanges)
+    assert isinstance(library, ObjectRanges)
     assert isinstance(general, OtherRanges)
-    same_answers(fast)
-    same_answers(general)
+    for ranges in (fast, library, general):
+        same_answers(ranges)
     store, path = filesystem(s3.root)
     assert store.cat_file(f"{path}/x/a", start=0, end=9) == DATA[:9]
     s3.put("x/a", DATA[::-1])
-    for ranges in (fast, general):
+    for ranges in (fast, library, general):
         with pytest.raises(FileReplaced, match="replaced while it was being read"):
             ranges.read("x/a", 0, 4)
 
 
-def test_blob_reads_alike_through_obstore_and_adlfs_and_with_the_account_in_the_uri(blob: Store) -> None:
+def test_blob_reads_alike_directly_through_obstore_and_adlfs_and_with_the_account_in_the_uri(
+    blob: Store,
+) -> None:
     blob.put("x/a", DATA)
     long = f"abfss://{blob.bucket}@devstoreaccount1.dfs.core.windows.net/data"
     for root in (blob.root, long):
-        same_answers(open_ranges(root))
-        same_answers(open_fsspec(root))
+        for open_one in (open_ranges, open_library, open_fsspec):
+            same_answers(open_one(root))
     store, path = filesystem(long)
     assert store.cat_file(f"{path}/x/a", start=0, end=9) == DATA[:9]
-    ranges = [open_ranges(blob.root), open_fsspec(blob.root)]
+    ranges = [open_ranges(blob.root), open_library(blob.root), open_fsspec(blob.root)]
     for one in ranges:
         one.read("x/a", 0, 4)
     blob.put("x/a", DATA[::-1])
@@ -86,7 +90,7 @@ def test_a_web_server_and_a_folder_read_alike(tmp_path: Path, nginx: StartNginx)
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "a").write_bytes(DATA)
     url = nginx(tmp_path)
-    for ranges in (open_ranges(url), open_fsspec(url), open_ranges(str(tmp_path))):
+    for ranges in (open_ranges(url), open_library(url), open_fsspec(url), open_ranges(str(tmp_path))):
         same_answers(ranges)
 
 
@@ -96,9 +100,12 @@ def server(tmp_path: Path, faulty: Server) -> faults.FaultyServer:
     return faulty(tmp_path)
 
 
-def test_a_slow_read_gets_a_second_request_and_the_first_answer_wins(server: faults.FaultyServer) -> None:
+@pytest.mark.parametrize("open_one", [open_ranges, open_library], ids=["direct", "obstore"])
+def test_a_slow_read_gets_a_second_request_and_the_first_answer_wins(
+    server: faults.FaultyServer, open_one: Callable[..., Ranges]
+) -> None:
     counters = Counters()
-    ranges = open_ranges(server.url, counters=counters)
+    ranges = open_one(server.url, counters=counters)
     for index in range(20):
         ranges.read("a", index * 1000, 100_000)
     server.fail(faults.late(20))
@@ -119,7 +126,7 @@ def test_a_slow_read_gets_a_second_request_and_the_first_answer_wins(server: fau
 
 
 def test_close_during_a_stall_returns_at_once_and_hangs_up(server: faults.FaultyServer) -> None:
-    for open_one in (open_ranges, open_fsspec):
+    for open_one in (open_ranges, open_library, open_fsspec):
         ranges = open_one(server.url, policy=RetryPolicy(stall_s=60))
         server.fail(faults.stall(), times=4)
         said: list[str] = []

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.storage.transfer import sigv4
-from isthmus.storage.transfer.blob import _name, _parse, shared_key
+from isthmus.storage.http import sigv4
+from isthmus.storage.http.blob import shared_key
+from isthmus.storage.transfer.blob import _name, _parse
 from isthmus.storage.transfer.crc import combine, combine_files
 from isthmus.storage.transfer.s3 import decoded, encoded
 

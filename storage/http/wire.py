@@ -61,16 +61,24 @@ class Wire:
         address: scheme, host and port, such as https://account.blob.core.windows.net.
         stall_s: no byte for so long, and a request is given up.
         pace: called with a number of bytes before they go out or after they came in; it sleeps to keep a bandwidth.
+        connect_s: for making a connection, TLS included; by default `stall_s`.
     """
 
-    def __init__(self, address: str, stall_s: float, pace: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        stall_s: float,
+        pace: Callable[[int], None] | None = None,
+        connect_s: float | None = None,
+    ) -> None:
         parts = urlsplit(address)
         self.host = parts.netloc
         self._name, self._port = parts.hostname or "", parts.port
         self._secure = parts.scheme == "https"
-        self._stall_s, self._pace = stall_s, pace
+        self._connect_s, self._pace = connect_s or stall_s, pace
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
+        self._closed = False
         self._context = _tls() if self._secure else None
 
     def ask(
@@ -94,24 +102,46 @@ class Wire:
             ReadFailed, OSError, http.client.HTTPException: no whole answer.
         """
         while True:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            fresh = connection is None
-            connection = connection or self._connect()
+            connection, kept = self.take()
             try:
                 return self._ask(connection, method, target, headers, body, into, accept)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
                 connection.close()
                 # A kept connection that the server closed meanwhile; the request did not begin.
-                if fresh:
+                if not kept:
                     raise
             except BaseException:
                 connection.close()
                 raise
 
-    def close(self) -> None:
-        """Closes the connections that are not in use."""
+    def take(self) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection for one request, and whether it was used before; a new one is not connected yet."""
         with self._lock:
+            if self._idle:
+                return self._idle.pop(), True
+        return self._connect(), False
+
+    def give(self, connection: http.client.HTTPConnection) -> None:
+        """A connection whose answer was read to its end is kept for the next request."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def begin(
+        self, connection: http.client.HTTPConnection, method: str, target: str, headers: Mapping[str, str]
+    ) -> None:
+        """Begins a request; `endheaders` sends it."""
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", self.host)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+
+    def close(self) -> None:
+        """Closes the connections that are not in use; those in use are closed when they are given back."""
+        with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
@@ -125,9 +155,11 @@ class Wire:
             proxy, host, port = None, self._name, self._port or (443 if self._secure else 80)
         connection: http.client.HTTPConnection
         if self._context is not None:
-            connection = http.client.HTTPSConnection(host, port, timeout=self._stall_s, context=self._context)
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=self._connect_s, context=self._context
+            )
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=self._stall_s)
+            connection = http.client.HTTPConnection(host, port, timeout=self._connect_s)
         if proxy:
             connection.set_tunnel(self._name, self._port or (443 if self._secure else 80))
         return connection
@@ -142,10 +174,7 @@ class Wire:
         into: memoryview | None,
         accept: tuple[int, ...],
     ) -> Answer:
-        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", self.host)
-        for name, value in headers.items():
-            connection.putheader(name, value)
+        self.begin(connection, method, target, headers)
         if body is not None or method in {"PUT", "POST"}:
             connection.putheader("Content-Length", str(memoryview(body or b"").nbytes))
         try:
@@ -173,8 +202,7 @@ class Wire:
         if response.will_close or not response.isclosed():
             connection.close()
         else:
-            with self._lock:
-                self._idle.append(connection)
+            self.give(connection)
         return Answer(response.status, found, data, crc)
 
     def _send(self, connection: http.client.HTTPConnection, body: memoryview) -> None:
