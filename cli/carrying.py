@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 
 if TYPE_CHECKING:
     from isthmus.backends.copying import Plan
@@ -73,7 +73,7 @@ def fetch(
         "copied_bytes": done.copied.bytes,
         "gone": list(done.copied.gone),
     }
-    text = f"{folder}: {done.files} files, {_size(done.bytes)}; {done.copied.files} copied, {done.copied.kept} were here"
+    text = f"{folder}: {counted(done.files, 'file')}, {_size(done.bytes)}; {done.copied.files} copied, {done.copied.kept} were here"
     if done.copied.gone:
         text += (
             f"\n{len(done.copied.gone)} were removed meanwhile; the same command again brings what is newer"
@@ -121,7 +121,7 @@ def copy_run(
     steps = ", ".join(str(step) for step in plan.steps) or "none"
     shown = (
         f"copy {record.id}\n  from    {plan.run.uri}\n  to      {plan.target.uri}\n"
-        f"  size    {_size(plan.bytes)} in {facts['files']} files, checkpoints of steps {steps}"
+        f"  size    {_size(plan.bytes)} in {counted(facts['files'], 'file')}, checkpoints of steps {steps}"
         + (f"; {_size(plan.there)} are there" if plan.there else "")
         + f"\n  price   {price}"
     )
@@ -133,7 +133,7 @@ def copy_run(
     if not yes and not as_json and sys.stdin.isatty() and not typer.confirm("Copy?"):
         raise typer.Exit(0)
     done = carry_out(plan, on_file=_Progress(plan.bytes))
-    text = f"copied {_size(done.bytes)}, {done.kept} files were there\nnext: isthmus resume {plan.target.uri} --backend NAME"
+    text = f"copied {_size(done.bytes)}, {done.kept} of the files were there\nnext: isthmus resume {plan.target.uri} --backend NAME"
     emit({**facts, "copied_bytes": done.bytes, "kept": done.kept}, as_json=as_json, text=text)
 
 

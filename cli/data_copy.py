@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 
 if TYPE_CHECKING:
     from isthmus.errors import UsageError
@@ -94,8 +94,8 @@ def copy(
             return
         if delete:
             _confirm(plan, yes=yes)
-        shown = None if as_json else _Progress(plan)
-        done = one.run(plan, shown) if shown is not None else one.run(plan)
+        with _Progress(plan, quiet=as_json) as shown:
+            done = one.run(plan, shown)
     emit({**facts, "copied": asdict(done)}, as_json=as_json, text=lambda: _said(done, plan))
 
 
@@ -220,13 +220,15 @@ def _describe(plan: Plan, takes: Estimate, delete: bool) -> str:
     lines = [
         f"from      {plan.source}",
         f"to        {plan.target}",
-        f"copy      {amount(plan.bytes)} in {len(plan.items)} files ({why})"
+        f"copy      {amount(plan.bytes)} in {counted(len(plan.items), 'file')} ({why})"
         + (f"; {amount(plan.bytes_there)} of it arrived before" if plan.bytes_there else ""),
     ]
     if same:
-        lines.append(f"same      {len(plan.same)} files: {same}")
+        lines.append(f"same      {counted(len(plan.same), 'file')}: {same}")
     if plan.extra:
-        lines.append(f"only there {len(plan.extra)} files, {'to be removed' if delete else 'kept'}")
+        lines.append(
+            f"only there {counted(len(plan.extra), 'file')}, {'to be removed' if delete else 'kept'}"
+        )
     lines += [f"left out  {count}: {reason}" for reason, count in plan.left_out.items()]
     lines.append("requests  " + ", ".join(f"{count:,} {kind}" for kind, count in takes.requests.items()))
     hours = "say --bandwidth to know" if takes.hours is None else f"{takes.hours:.2f} at that bandwidth"
@@ -246,52 +248,72 @@ def _confirm(plan: Plan, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            f"{len(plan.extra)} files would be removed from {plan.target}",
+            f"{counted(len(plan.extra), 'file')} would be removed from {plan.target}",
             where="--delete",
             hint="look at them with --dry-run, and say --yes",
         )
-    if not typer.confirm(f"Remove {len(plan.extra)} files from {plan.target}?"):
+    if not typer.confirm(f"Remove {counted(len(plan.extra), 'file')} from {plan.target}?"):
         raise typer.Exit(0)
 
 
-class _Progress:
-    """A line now and then: on a terminal over the last one."""
+EVERY_S, EVERY_S_IN_A_LOG = 1.0, 30.0
+"""Between lines of progress, the first one likewise."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._total = plan.bytes
-        self._began = time.monotonic()
-        self._told = 0.0
+
+class _Progress:
+    """A line now and then: on a terminal over the last one. Who was told of a beginning is told of the end, in a line of its own."""
+
+    def __init__(self, plan: Plan, *, quiet: bool) -> None:
+        self._total = plan.bytes - plan.bytes_there
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._began = self._told = time.monotonic()
+        self._last: Progress | None = None
+        self._said = False
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._said and self._last is not None:
+            # With or without an error behind it: what arrived, and how fast.
+            self._say(self._last, f"in {_minutes(time.monotonic() - self._began)}", end="\n")
 
     def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        terminal = sys.stderr.isatty()
-        if now - self._told < (1 if terminal else 30):
+        self._last, now = progress, time.monotonic()
+        if self._quiet or now - self._told < (EVERY_S if self._terminal else EVERY_S_IN_A_LOG):
             return
-        self._told = now
+        self._told, self._said = now, True
         rate = progress.bytes / max(now - self._began, 1e-6)
         left = max(self._total - progress.bytes, 0) / rate if rate else 0.0
+        self._say(progress, f"{_minutes(left)} left", end="" if self._terminal else "\n")
+
+    def _say(self, progress: Progress, rest: str, *, end: str) -> None:
+        rate = progress.bytes / max(time.monotonic() - self._began, 1e-6)
         text = (
-            f"{amount(progress.bytes)} of {amount(self._total)}, {progress.files} files, {amount(int(rate))}/s, "
-            f"{left / 60:.0f} min left"
+            f"{amount(progress.bytes)} of {amount(self._total)}, {counted(progress.files, 'file')}, "
+            f"{amount(int(rate))}/s, {rest}"
         )
-        print(
-            f"\r{text:<78}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True
-        )
+        print(f"\r{text:<78}" if self._terminal else text, end=end, file=sys.stderr, flush=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _said(done: Copied, plan: Plan) -> str:
     checked = ", ".join(f"{count} by {how}" for how, count in done.checked.items())
-    parts = [f"copied {amount(done.bytes)} in {done.files} files"]
+    parts = [f"copied {amount(done.bytes)} in {counted(done.files, 'file')}"]
     if checked:
         parts.append(f"checked: {checked}")
     if done.same:
         parts.append(f"{done.same} were there")
     if done.parts_there:
-        parts.append(f"{done.parts_there} parts had arrived before")
+        parts.append(f"{counted(done.parts_there, 'part')} had arrived before")
     if done.deleted:
         parts.append(f"{done.deleted} removed")
     elif plan.extra:
-        parts.append(f"{len(plan.extra)} files are only there")
+        parts.append(f"{counted(len(plan.extra), 'file is', 'files are')} only there")
     return "; ".join(parts)
 
 

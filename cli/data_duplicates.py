@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 
 if TYPE_CHECKING:
     from isthmus.core.encode.autoencoders import Autoencoder
@@ -131,7 +131,8 @@ def _draw(
         for look, row in zip(look_at(dataset, decoder, places, found.resolution), rows, strict=False):
             looks.append(replace(look, key=f"group {number}, {row.distance} bits: {look.key}"))
     heading = [
-        f"{dataset.uri}: {len(found.groups):,} groups of look-alikes, {found.surplus:,} pictures more than one of each",
+        f"{dataset.uri}: {counted(len(found.groups), 'group')} of look-alikes,"
+        f" {counted(found.surplus, 'picture')} more than one of each",
         f"the {len(shown)} largest, up to {_ON_SHEET} of each; {found.resolution} px, up to {found.distance} bits",
     ]
     write_file(target, as_png(contact_sheet(looks, heading, fonts)))
@@ -141,8 +142,9 @@ def _draw(
 def _describe(result: dict[str, Any], found: Duplicates, shown: list[list[Member]]) -> str:
     share = 100 * found.surplus / found.samples if found.samples else 0.0
     lines = [
-        f"{found.samples:,} pictures at {found.resolution} px: {len(found.groups):,} groups of look-alikes (up to"
-        f" {found.distance} bits of 64 between neighbours), {found.surplus:,} pictures more than one of each,"
+        f"{counted(found.samples, 'picture')} at {found.resolution} px: {counted(len(found.groups), 'group')} of"
+        f" look-alikes (up to {found.distance} bits of 64 between neighbours),"
+        f" {counted(found.surplus, 'picture')} more than one of each,"
         f" {share:.2g} %"
     ]
     if found.explained is not None:
@@ -153,7 +155,7 @@ def _describe(result: dict[str, Any], found: Duplicates, shown: list[list[Member
         names = ", ".join(f"{row.key}{f' ({row.distance})' if row.distance else ''}" for row in rows[:6])
         lines.append(f"  {len(rows)}: {names}{', ...' if len(rows) > 6 else ''}")
     if len(found.groups) > len(shown):
-        more = f"and {len(found.groups) - len(shown):,} groups more"
+        more = f"and {counted(len(found.groups) - len(shown), 'group')} more"
         lines.append(
             f"{more}; all are in {result['file']}" if result["file"] else f"{more}: --out FILE.jsonl"
         )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from isthmus.cli.output import counted, emit
+
 if TYPE_CHECKING:
     from isthmus.storage.shards.dataset import Dataset
     from isthmus.storage.shards.foreign_settings import ForeignSettings
@@ -54,7 +56,6 @@ def _index(
 
     Example: isthmus data index --example > map.yaml; isthmus data index ./theirs --columns map.yaml --dest ./index
     """
-    from isthmus.cli.output import emit
     from isthmus.errors import UsageError
     from isthmus.storage.shards import open_dataset
     from isthmus.storage.shards.foreign_build import describe, index_files
@@ -100,7 +101,6 @@ def _convert(
 
     Example: isthmus data convert ./theirs --columns map.yaml --dest ./data
     """
-    from isthmus.cli.output import emit
     from isthmus.errors import UsageError
     from isthmus.storage.shards import open_dataset
     from isthmus.storage.shards.foreign_build import describe
@@ -170,11 +170,12 @@ def read_map(path: str, like: Dataset | None) -> ForeignSettings:
 def _text(did: str, result: dict[str, Any]) -> str:
     uri = result["dataset"]
     lines = [
-        f"{did} {result['samples']} samples in {result['blocks']} row groups of {result['files']} files, "
+        f"{did} {counted(result['samples'], 'sample')} in {counted(result['blocks'], 'row group')} of "
+        f"{counted(result['files'], 'file')}, "
         f"{result['bytes'] / 1e6:.1f} MB"
     ]
     lines += [
-        f"  {bucket:>7}  {entry['samples']} samples; latents "
+        f"  {bucket:>7}  {counted(entry['samples'], 'sample')}; latents "
         + ", ".join(f"{shape} at {resolution} px" for resolution, shape in entry["latents"].items())
         for bucket, entry in result["buckets"].items()
     ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 
 if TYPE_CHECKING:
     from isthmus.core.train.describing import OrderView
@@ -121,7 +121,7 @@ def _text(result: dict[str, Any]) -> str:
             for row in cells
         ]
     lines += [
-        f"source {part['source']}: {part['rows']} rows, {100 * part['share']:.1f} %; in the run so far"
+        f"source {part['source']}: {counted(part['rows'], 'row')}, {100 * part['share']:.1f} %; in the run so far"
         f" {100 * part['share_so_far']:.1f} % (repeat {part['repeat']}: {100 * part['share_by_repeat']:.1f} %)"
         for part in result["mix"]
     ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from isthmus.cli.output import counted, emit
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -45,21 +49,35 @@ _WHERE = "A predicate over key, caption, source, width, height, bucket, ..., suc
 
 def register(data: typer.Typer) -> None:
     """Adds the commands to the `data` group."""
-    data.command("repack")(_repack)
-    data.command("merge")(_merge)
-    data.command("split")(_split)
-    data.command("filter")(_filter)
+    for name, command in (("repack", _repack), ("merge", _merge), ("split", _split), ("filter", _filter)):
+        data.command(name)(_with_options(command))
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the parameters of `_options` beside its own; it gets what `_options` makes of them as `options`."""
+    own, shared = (dict(inspect.signature(one).parameters) for one in (command, _options))
+    del own["options"]
+    as_json = own.pop("as_json")
+
+    @functools.wraps(command)
+    def run(**told: Any) -> None:
+        options = _options(**{name: told.pop(name) for name in shared})
+        command(**told, options=options)
+
+    # What typer looks at.
+    parameters = [*own.values(), *shared.values(), as_json]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    )
+    return run
 
 
 def _repack(
     src: list[str] = _SRC,
     dest: str = _DEST,
-    shard_size: str = _SHARD,
-    row_group_size: str = _GROUP,
-    order: str = _ORDER,
-    compression: str = _COMPRESSION,
-    threads: int = _THREADS,
-    restart: bool = _RESTART,
+    *,
+    options: Options,
     as_json: bool = _AS_JSON,
 ) -> None:
     """Write a dataset anew with other shard and row group sizes; no row changes, nothing is encoded.
@@ -71,11 +89,7 @@ def _repack(
     """
     from isthmus.storage.shards.rewrite import repack
 
-    _run(
-        lambda options: repack(src, dest, options),
-        _options(shard_size, row_group_size, order, compression, threads, restart),
-        as_json,
-    )
+    _run(lambda: repack(src, dest, options), as_json)
 
 
 def _merge(
@@ -84,12 +98,8 @@ def _merge(
     duplicates: str = typer.Option(
         "refuse", "--duplicates", help="A key that comes a second time: refuse, or skip (the first stays)."
     ),
-    shard_size: str = _SHARD,
-    row_group_size: str = _GROUP,
-    order: str = _ORDER,
-    compression: str = _COMPRESSION,
-    threads: int = _THREADS,
-    restart: bool = _RESTART,
+    *,
+    options: Options,
     as_json: bool = _AS_JSON,
 ) -> None:
     """Write one dataset of several that were made with the same encoders.
@@ -102,11 +112,7 @@ def _merge(
     from isthmus.storage.shards.rewrite import merge
 
     how = _one_of("--duplicates", duplicates, ("refuse", "skip"))
-    _run(
-        lambda options: merge(src, dest, options, duplicates=how),
-        _options(shard_size, row_group_size, order, compression, threads, restart),
-        as_json,
-    )
+    _run(lambda: merge(src, dest, options, duplicates=how), as_json)
 
 
 def _split(
@@ -120,12 +126,8 @@ def _split(
     ),
     seed: int = typer.Option(0, "--seed", help="With hash: other seeds draw other parts."),
     where: str = typer.Option("", "--where", metavar="PREDICATE", help="With where. " + _WHERE),
-    shard_size: str = _SHARD,
-    row_group_size: str = _GROUP,
-    order: str = _ORDER,
-    compression: str = _COMPRESSION,
-    threads: int = _THREADS,
-    restart: bool = _RESTART,
+    *,
+    options: Options,
     as_json: bool = _AS_JSON,
 ) -> None:
     """Write several datasets, of which each row is in one: by a stable hash of the key, by bucket, or by a predicate.
@@ -151,23 +153,15 @@ def _split(
         more["names"] = [name.strip() for name in parts.split(",")]
         if len(more["names"]) != 2:
             raise UsageError("--parts names two parts here, such as `large,rest`", where=parts)
-    _run(
-        lambda options: split(src, dest, how, options, **more),
-        _options(shard_size, row_group_size, order, compression, threads, restart),
-        as_json,
-    )
+    _run(lambda: split(src, dest, how, options, **more), as_json)
 
 
 def _filter(
     src: list[str] = _SRC,
     dest: str = _DEST,
     where: str = typer.Option(..., "--where", metavar="PREDICATE", help=_WHERE),
-    shard_size: str = _SHARD,
-    row_group_size: str = _GROUP,
-    order: str = _ORDER,
-    compression: str = _COMPRESSION,
-    threads: int = _THREADS,
-    restart: bool = _RESTART,
+    *,
+    options: Options,
     as_json: bool = _AS_JSON,
 ) -> None:
     """Write the rows of which a predicate is true: comparisons, and/or/not, in, between, like, is null, length().
@@ -179,20 +173,14 @@ def _filter(
     """
     from isthmus.storage.shards.rewrite import filtered
 
-    _run(
-        lambda options: filtered(src, dest, where, options),
-        _options(shard_size, row_group_size, order, compression, threads, restart),
-        as_json,
-    )
+    _run(lambda: filtered(src, dest, where, options), as_json)
 
 
-def _run(do: Callable[[Options], Rewritten], options: Options, as_json: bool) -> None:
-    from isthmus.cli.output import emit
-
+def _run(do: Callable[[], Rewritten], as_json: bool) -> None:
     started = time.monotonic()
-    done = do(options)
+    done = do()
     seconds = round(time.monotonic() - started, 2)
-    datasets = [
+    datasets: list[dict[str, Any]] = [
         {
             **({"part": written.name} if written.name else {}),
             "dataset": written.uri,
@@ -205,12 +193,13 @@ def _run(do: Callable[[Options], Rewritten], options: Options, as_json: bool) ->
         for written in done.datasets
     ]
     lines = [
-        f"wrote {row['samples']} samples in {row['blocks']} row groups of {row['shards']} shards, "
-        f"{int(str(row['bytes'])) / 1e6:.1f} MB, to {row['dataset']}\n  fingerprint {row['fingerprint']}"
+        f"wrote {counted(row['samples'], 'sample')} in {counted(row['blocks'], 'row group')} of "
+        f"{counted(row['shards'], 'shard')}, {row['bytes'] / 1e6:.1f} MB, to {row['dataset']}\n"
+        f"  fingerprint {row['fingerprint']}"
         for row in datasets
     ]
     if done.left_out:
-        lines.append(f"{done.left_out} samples left out")
+        lines.append(f"{counted(done.left_out, 'sample')} left out")
     emit(
         {"datasets": datasets, "left_out": done.left_out, "seconds": seconds},
         as_json=as_json,
@@ -219,8 +208,14 @@ def _run(do: Callable[[Options], Rewritten], options: Options, as_json: bool) ->
 
 
 def _options(
-    shard_size: str, row_group_size: str, order: str, compression: str, threads: int, restart: bool
+    shard_size: str = _SHARD,
+    row_group_size: str = _GROUP,
+    order: str = _ORDER,
+    compression: str = _COMPRESSION,
+    threads: int = _THREADS,
+    restart: bool = _RESTART,
 ) -> Options:
+    """What all of these commands take, from the command line."""
     from isthmus.storage.shards.rewrite import Options
     from isthmus.storage.shards.rewrite_compressed import CODECS
     from isthmus.storage.shards.rewrite_plan import Sizes

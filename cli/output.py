@@ -25,6 +25,15 @@ def emit(data: object, *, as_json: bool, text: Callable[[], str] | str) -> None:
         print(text() if callable(text) else text)
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """`1 group`, `2,000 groups`.
+
+    Args:
+        several: the plural, where it is not one with an s at the end.
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
 def fail(error: IsthmusError) -> NoReturn:
     """Print an error as ``error: ...`` with its ``hint: ...`` and exit with its code. Never a traceback, never a credential."""
     from isthmus.core.recipe.secrets import redact

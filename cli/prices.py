@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 from isthmus.errors import IsthmusError, UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _prices(rows: list[Price]) -> list[str]:
         )
     lines.append("sources and notes: --json; your own prices: --prices FILE (docs/cost.md)")
     if old:
-        lines.append(f"{old} rows are older than half a year: `isthmus prices refresh`")
+        lines.append(f"{counted(old, 'row is', 'rows are')} older than half a year: `isthmus prices refresh`")
     return lines
 
 

@@ -144,9 +144,13 @@ def compare(
     out = [*too_slow, *too_dear]
     said = list(left_out.values())
     if too_slow:
-        said.append(f"{len(too_slow)} offers take longer than {wish.deadline_h:g} h")
+        said.append(
+            f"{len(too_slow)} offer{'s take' if len(too_slow) > 1 else ' takes'} longer than {wish.deadline_h:g} h"
+        )
     if too_dear:
-        said.append(f"{len(too_dear)} offers cost more than ${wish.max_usd:,.0f}")
+        said.append(
+            f"{len(too_dear)} offer{'s cost' if len(too_dear) > 1 else ' costs'} more than ${wish.max_usd:,.0f}"
+        )
     kept = [row for row in rows if all(row is not other for other in out)]
     return Comparison(
         recipe=recipe.name,

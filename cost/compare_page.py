@@ -181,7 +181,9 @@ def _summary(found: Comparison) -> str:
         ]
     count = len(found.rows) - len(priced)
     if count:
-        parts.append(f"{count} offers are priced by nobody; {escape(found.rows[-1].place.how_to_price())}.")
+        parts.append(
+            f"{count} offer{'s are' if count > 1 else ' is'} priced by nobody; {escape(found.rows[-1].place.how_to_price())}."
+        )
     return " ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_deleting_is_asked_for(places: tuple[Path, Path], capsys: pytest.Capture
     make_tree(target, {"mine": 5})
     code, _, err = said(capsys, source, target, "--delete")
     assert code == 2
-    assert "1 files would be removed" in err
+    assert "1 file would be removed" in err
     assert list(contents(target)) == ["mine"]
     assert printed(capsys, source, target, "--delete", "--dry-run")["to_delete"] == 1
     assert printed(capsys, source, target, "--delete", "--yes")["copied"]["deleted"] == 1
@@ -120,3 +121,22 @@ def test_the_command_of_another_tool(
     (source / "manifest.json").write_text("{}")
     _, out, _ = said(capsys, source, "s3://bucket/x", "--command", "rclone")
     assert out.count("&&") == 1
+
+
+def test_whoever_saw_a_progress_line_sees_the_last_one(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = places
+    _, out, err = said(capsys, source, target)
+    assert (err, out.count("\n")) == ("", 1)  # too short to be told of
+    # As on a terminal, and as if the copy took long.
+    monkeypatch.setattr("isthmus.cli.data_copy.EVERY_S", 0.0)
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
+    (source / "b" / "d").write_bytes(b"x" * 500)
+    code, out, err = said(capsys, source, target)
+    assert code == 0
+    lines = err.split("\r")
+    assert "500 bytes of 500 bytes, 1 file, " in lines[-1]
+    assert lines[-1].rstrip(" \n").split(", ")[-1].startswith("in ")
+    assert lines[-1].endswith("\n")  # what follows is on a line of its own
+    assert err.count("\n") == 1
