@@ -116,9 +116,10 @@ class _Parser:
     def wrong(self, message: str, at: int | None = None) -> UsageError:
         at = self._at if at is None else at
         shown = self._text[max(0, at - 20) : at + 20]
+        names = ", ".join(name for name in self._columns if name not in ALIASES.values())
         return UsageError(
             f"{message}, at character {at + 1} of the predicate (`{shown}`)",
-            hint=f"such as: width >= 512 and caption not like '%draft%'; columns: {', '.join(self._columns)}",
+            hint=f"such as: width >= 512 and caption not like '%draft%'; columns: {names}",
         )
 
     def _next(self) -> None:

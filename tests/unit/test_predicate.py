@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from isthmus.errors import UsageError
 from isthmus.storage.shards.predicate import MAX_LENGTH, column_types, parse_predicate
 from isthmus.storage.shards.synthetic import TINY
 
+DOCS = Path(__file__).parents[2] / "docs" / "data.md"
 TYPES = column_types(TINY)
 ROWS: dict[str, Any] = {
     "key": ["a/1", "b/2", ""],
@@ -134,3 +137,20 @@ def test_what_is_no_predicate(text, said):
 def test_a_pattern_of_many_wildcards_takes_no_time():
     predicate = parse_predicate("caption like '" + "%a" * 1000 + "%b'", TYPES)
     assert not predicate({"caption": ["a" * 20_000]}, 1).any()
+
+
+def test_the_hint_the_help_and_the_docs_name_the_same_columns() -> None:
+    from isthmus.cli import data_repack
+
+    with pytest.raises(UsageError) as raised:
+        parse_predicate("no_such = 1", TYPES)
+    hint = str(raised.value.hint).partition("columns: ")[2].split(", ")
+    assert len(hint) == len(set(hint))
+    own = {re.sub(r"^clip_\w+_length$|^t5\w*_length$", "ENCODER_length", name) for name in hint}
+    own = {re.sub(r"^caption\d+$", "caption1", name) for name in own}
+    row = next(line for line in DOCS.read_text().splitlines() if line.startswith("| columns |"))
+    docs = set(re.findall(r"`([a-zA-Z_0-9]+)`", row))
+    help_text = str(data_repack._filter.__doc__).partition("Columns: ")[2].partition("Example")[0]
+    told = set(re.findall(r"[a-zA-Z_0-9]{3,}", help_text)) - {"and", "each", "text", "encoder", "encoders"}
+    assert docs - {"original_width", "original_height"} == own | {"caption1"}
+    assert own - told == set()
