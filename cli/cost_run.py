@@ -48,6 +48,11 @@ def run(
     chosen, catalog = assumptions(assume), catalog_of(prices)
     record = find(run)
     recipe, so_far = _so_far(record.run_uri, catalog, offline=offline)
+    if recipe.encode is not None:
+        from isthmus.cli.cost_run_encode import tell
+
+        tell(record, recipe, so_far, catalog, changes, change, as_json=as_json)
+        return
     here: Rest | None = None
     whole: Estimate | None = None
     other: Rest | None = None
@@ -59,8 +64,8 @@ def run(
     if changes is not None:
         from isthmus.cost.spent import rest
 
-        place = {**_place(so_far), **changes}
-        if changes.get("backend", place["backend"]) != _place(so_far)["backend"]:
+        place = {**place_of(so_far), **changes}
+        if changes.get("backend", place["backend"]) != place_of(so_far)["backend"]:
             place = {"backend": place["backend"], **changes}
         other = rest(recipe, so_far, catalog, assume=chosen, here=whole, **place)
     facts = _facts(record.id, so_far, here, other, change)
@@ -83,12 +88,15 @@ def _so_far(run_uri: str, catalog: Catalog, *, offline: bool) -> tuple[Recipe, S
     data = directory.read_run_json()
     recipe = parse_recipe(dumps(data["recipe"]), filename=f"{data.get('id')}/run.json").recipe
     events = directory.events()
-    rows = directory.read_metrics("train")
+    encodes = recipe.encode is not None
+    rows = directory.read_metrics("encode" if encodes else "train")
+    done = int(rows[-1]["pictures" if encodes else "step"]) if rows else 0
     return recipe, spent(
         recipe,
         spans(events, time.time()),
         [one.data for one in directory.submissions().all()],
-        step=int(rows[-1]["step"]) if rows else 0,
+        step=done,
+        total=int((rows[-1].get("expected") if rows else 0) or 0) if encodes else None,
         metered=metering.told(events)
         if offline
         else metering.asked(directory, events, say=lambda text: warn([text])),
@@ -107,7 +115,7 @@ def _kept(data: bytes | None) -> dict[str, Any] | None:
     return kept if isinstance(kept, dict) else None
 
 
-def _place(so_far: Spent) -> dict[str, Any]:
+def place_of(so_far: Spent) -> dict[str, Any]:
     """Where the run was last, as arguments of an estimate."""
     if not so_far.attempts:
         return {"backend": None}
@@ -122,7 +130,7 @@ def _rest_here(recipe: Recipe, so_far: Spent, catalog: Catalog, assume: Assumpti
     from isthmus.cost.placing import place
     from isthmus.cost.spent import rest
 
-    told = _place(so_far)
+    told = place_of(so_far)
     name = told.pop("backend") or "local"
     where = place(recipe, catalog, backend=name, **told)
     measured = fitting(
@@ -143,28 +151,33 @@ def _facts(run_id: str, so_far: Spent, here: Rest | None, other: Rest | None, ch
         "hours": so_far.hours,
         "step": so_far.step,
         "total_steps": so_far.total_steps,
-        "attempts": [
-            {
-                "job": attempt.job,
-                "backend": attempt.backend,
-                "region": attempt.region,
-                "tier": attempt.tier,
-                "sku": attempt.sku,
-                "hours": attempt.hours,
-                "billed": attempt.billed,
-                "hours_from": attempt.hours_from,
-                "usd_per_hour": attempt.usd_per_hour,
-                "usd": attempt.usd,
-                "price_from": attempt.price_from,
-            }
-            for attempt in so_far.attempts
-        ],
+        "attempts": attempt_facts(so_far),
         "estimate_at_launch": so_far.estimate,
         "rest": _rest_facts(here),
     }
     if change:
         facts["what_if"] = {"changes": change, **(_rest_facts(other) or {})}
     return facts
+
+
+def attempt_facts(so_far: Spent) -> list[dict[str, Any]]:
+    """Each attempt, as JSON has it."""
+    return [
+        {
+            "job": attempt.job,
+            "backend": attempt.backend,
+            "region": attempt.region,
+            "tier": attempt.tier,
+            "sku": attempt.sku,
+            "hours": attempt.hours,
+            "billed": attempt.billed,
+            "hours_from": attempt.hours_from,
+            "usd_per_hour": attempt.usd_per_hour,
+            "usd": attempt.usd,
+            "price_from": attempt.price_from,
+        }
+        for attempt in so_far.attempts
+    ]
 
 
 def _rest_facts(rest: Rest | None) -> dict[str, Any] | None:
@@ -178,13 +191,35 @@ def _rest_facts(rest: Rest | None) -> dict[str, Any] | None:
 def _text(run_id: str, so_far: Spent, here: Rest | None, other: Rest | None, change: str) -> str:
     from isthmus.cost.table import amount, dollars
 
-    def money(usd: float | None) -> str:
-        return "unpriced" if usd is None else dollars(usd)
-
     lines = [
         f"{run_id}: {money(so_far.usd)}, {amount(so_far.hours)} h, step {so_far.step:,} of {so_far.total_steps:,} "
-        f"({so_far.share:.0%})"
+        f"({so_far.share:.0%})",
+        *attempt_lines(so_far),
     ]
+    if here is not None:
+        lines.append(f"  the rest here: {money(here.usd)}, {amount(here.hours)} h")
+        if so_far.usd is not None and here.usd is not None:
+            total = f"{dollars(so_far.usd + here.usd)}, {amount(so_far.hours + here.hours)} h"
+            lines.append(f"  together: {total}")
+    if other is not None:
+        lines.append(
+            f"  the rest with {change}: {money(other.usd)}, {amount(other.hours)} h on {other.estimate.place.label}"
+        )
+    return "\n".join(lines)
+
+
+def money(usd: float | None) -> str:
+    """Dollars, or that nobody prices it."""
+    from isthmus.cost.table import dollars
+
+    return "unpriced" if usd is None else dollars(usd)
+
+
+def attempt_lines(so_far: Spent) -> list[str]:
+    """A line for each attempt, and one for the estimate at launch."""
+    from isthmus.cost.table import amount, dollars
+
+    lines = []
     for attempt in so_far.attempts:
         place = " ".join(
             word for word in (attempt.backend, attempt.region, attempt.tier, attempt.sku) if word
@@ -197,18 +232,10 @@ def _text(run_id: str, so_far: Spent, here: Rest | None, other: Rest | None, cha
     if so_far.estimate is None:
         lines.append("  estimate at launch: none was recorded")
     else:
-        told_usd, ends = so_far.estimate.get("usd"), so_far.estimate.get("usd_interval80")
+        told_usd = so_far.estimate.get("usd")
+        ends = so_far.estimate.get("usd_interval80") or so_far.estimate.get("usd_interval")
         span = f" ({dollars(ends[0])} to {dollars(ends[1])})" if ends else ""
         lines.append(
             f"  estimate at launch: {money(told_usd)}{span}, {amount(so_far.estimate.get('hours') or 0.0)} h"
         )
-    if here is not None:
-        lines.append(f"  the rest here: {money(here.usd)}, {amount(here.hours)} h")
-        if so_far.usd is not None and here.usd is not None:
-            total = f"{dollars(so_far.usd + here.usd)}, {amount(so_far.hours + here.hours)} h"
-            lines.append(f"  together: {total}")
-    if other is not None:
-        lines.append(
-            f"  the rest with {change}: {money(other.usd)}, {amount(other.hours)} h on {other.estimate.place.label}"
-        )
-    return "\n".join(lines)
+    return lines

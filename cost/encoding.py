@@ -8,9 +8,15 @@ the interval is twice as fast to half as fast.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from isthmus.core.recipe.checks import PEAK_FLOPS
 from isthmus.core.recipe.schema import Recipe
+from isthmus.errors import UsageError
+
+if TYPE_CHECKING:
+    from isthmus.cost.placing import Place
+    from isthmus.cost.spent import Spent
 
 ENCODER_FLOPS_PER_PIXEL = 4.13e6
 """Forward, of AutoencoderKL's encoder in the form that Stable Diffusion 1 to 3, SDXL and Flux use (factor 8; 34 M parameters)."""
@@ -91,3 +97,53 @@ def encode_estimate(
         else (interval[0] * usd_per_hour, interval[1] * usd_per_hour),
         basis=f"{flops / 1e12:.3g} TFLOP a picture at {UTILIZATION * share:.0%} of the GPUs' peak (MosaicML, SD2's latents)",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeRest:
+    """What is left of an encoding, somewhere."""
+
+    pictures: int
+    hours: float
+    usd: float | None
+    basis: str
+    """`its own pace`, or where the hours come from when it has done too little to tell."""
+
+
+def encode_rest(recipe: Recipe, so_far: Spent, place: Place | None = None) -> EncodeRest:
+    """The hours and dollars of the pictures that are left, by the pace of those that are done.
+
+    Elsewhere the pace is scaled by the estimates for both, or, where nobody has measured the encoders, by the number of GPUs.
+
+    Args:
+        recipe: with `encode`, on the machines that it ran on.
+        so_far: of pictures.
+        place: other machines; None: the same ones, at the price of its last attempt.
+
+    Raises:
+        UsageError: too little is done to tell and nobody has measured its encoders; or they are other GPUs.
+    """
+    from isthmus.cost.placing import with_place
+
+    left = max(0, so_far.total_steps - so_far.step)
+    gpus = recipe.compute.nodes * recipe.compute.gpus_per_node
+    here = encode_estimate(recipe, left, gpus=gpus, usd_per_hour=None)
+    known = bool(so_far.hours) and so_far.share >= 0.01
+    if known or not left:
+        hours = so_far.hours / so_far.step * left if so_far.step else 0.0
+        basis = "its own pace"
+    elif here is not None:
+        hours, basis = here.hours, here.basis
+    else:
+        raise UsageError("too little is done to tell how fast it is, and nobody has measured these encoders")
+    price = so_far.attempts[-1].usd_per_hour if so_far.attempts else None
+    if place is not None:
+        price, there = place.usd_per_hour, place.nodes * place.gpus_per_node
+        moved = encode_estimate(with_place(recipe, place), left, gpus=there, usd_per_hour=None)
+        if here is not None and moved is not None and left:
+            hours *= moved.hours / here.hours
+        elif place.gpu == recipe.compute.gpu:
+            hours *= gpus / there
+        elif left:
+            raise UsageError(f"nobody has measured how fast {place.gpu} runs these encoders")
+    return EncodeRest(pictures=left, hours=hours, usd=None if price is None else hours * price, basis=basis)

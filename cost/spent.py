@@ -51,6 +51,7 @@ class Spent:
 
     attempts: tuple[Attempt, ...]
     step: int
+    """The last one that was done; of an encode job, pictures."""
     total_steps: int
     estimate: Mapping[str, Any] | None
     """As it was recorded at launch."""
@@ -87,6 +88,7 @@ def spent(
     submissions: Sequence[Mapping[str, Any]],
     *,
     step: int,
+    total: int | None = None,
     metered: Mapping[str, Metered] | None = None,
     catalog: Catalog | None = None,
     estimate: Mapping[str, Any] | None = None,
@@ -97,7 +99,8 @@ def spent(
         recipe: as the run was begun with.
         spans: (job id, seconds) of each time it ran, see `backends.supervise.spans`.
         submissions: what was put down before each was sent: `rendered.job_id`, `rendered.backend`, `destination`, `usd_per_hour`.
-        step: the last one that was done.
+        step: the last one that was done; of an encode job, pictures.
+        total: how many there are; None: the recipe's steps.
         metered: job id -> what its cloud tells of it; replaces the spans of that job.
         catalog: for attempts that were submitted without a price.
         estimate: as recorded at launch.
@@ -113,7 +116,7 @@ def spent(
     return Spent(
         attempts=tuple(attempts),
         step=step,
-        total_steps=sum(stage.total_steps for stage in recipe.stages),
+        total_steps=sum(stage.total_steps for stage in recipe.stages) if total is None else total,
         estimate=estimate,
     )
 

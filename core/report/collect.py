@@ -55,6 +55,8 @@ class RunData:
     validation: list[Row] = field(default_factory=list)
     reading: list[Row] = field(default_factory=list)
     """How the data was read, one row an interval, ascending steps."""
+    encode: list[Row] = field(default_factory=list)
+    """How far an encode job was, one row an interval, over all attempts."""
     system: dict[int, list[Row]] = field(default_factory=dict)
     """By node, in time order."""
     checkpoints: list[tuple[int, float | None]] = field(default_factory=list)
@@ -77,6 +79,11 @@ class RunData:
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the run makes a dataset, rather than training on one."""
+        return bool(self.section("encode"))
 
     def stage_name(self, stage: object) -> str:
         """A stage's name from what a row calls it (its index)."""
@@ -150,6 +157,11 @@ def collect(run: RunDirectory) -> RunData:
     every_row = _with_step(read_list("train metrics", lambda: run.read_metrics("train", all_attempts=True)))
     data.train = last_attempt(iter(every_row))
     data.redone_steps = len(every_row) - len(data.train)
+    if data.encodes:
+        told = read_list("encode metrics", lambda: run.read_metrics("encode", all_attempts=True))
+        data.encode = [row for row in told if finite(row.get("pictures")) is not None]
+        # A picture is to an encoding what a step is to a training.
+        every_row = _with_step({**row, "step": round(row["pictures"])} for row in data.encode)
     data.validation = _with_step(read_list("validation metrics", lambda: run.read_metrics("validation")))
     data.reading = _with_step(read_list("data metrics", lambda: run.read_metrics("data")))
     for kind in read_list("metrics", run.metric_kinds):

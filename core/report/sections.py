@@ -8,6 +8,7 @@ from statistics import median
 
 from isthmus.core.report.charts import render
 from isthmus.core.report.collect import Row, RunData
+from isthmus.core.report.encoding import encoding_tiles
 from isthmus.core.report.images import Picture
 from isthmus.core.report.reading import reading_charts
 from isthmus.core.report.system import energy_kilowatt_hours, system_charts
@@ -54,6 +55,18 @@ def _cause(data: RunData) -> str:
 
 def tiles(data: RunData, training: Training) -> str:
     """The figures that people open a report for."""
+    found = encoding_tiles(data) if data.encodes else _training_tiles(data, training)
+    alarms = sum(1 for event in data.events if event.get("type") == "alarm")
+    if alarms:
+        found.append(("Alarms", f"{alarms:,}", "see Events"))
+    cells = "".join(
+        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="aside">{escape(aside)}</dd></div>'
+        for name, value, aside in found
+    )
+    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+
+
+def _training_tiles(data: RunData, training: Training) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     if data.train:
         done, total = data.train[-1]["step"], data.total_steps()
@@ -100,14 +113,7 @@ def tiles(data: RunData, training: Training) -> str:
         found.append(("Skipped steps", f"{skipped:,}", "loss or gradient not finite"))
     if data.redone_steps:
         found.append(("Steps done twice", f"{data.redone_steps:,}", "after restarts"))
-    alarms = sum(1 for event in data.events if event.get("type") == "alarm")
-    if alarms:
-        found.append(("Alarms", f"{alarms:,}", "see Events"))
-    cells = "".join(
-        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="aside">{escape(aside)}</dd></div>'
-        for name, value, aside in found
-    )
-    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+    return found
 
 
 def training_section(training: Training) -> str:
@@ -232,7 +238,8 @@ def _attempts_table(data: RunData) -> str:
         ]
         for attempt in data.attempts[-100:]
     ]
-    return _table(["attempt", "started (UTC)", "duration", "first step", "last step", "ended"], rows)
+    what = ["from picture", "to picture"] if data.encodes else ["first step", "last step"]
+    return _table(["attempt", "started (UTC)", "duration", *what, "ended"], rows)
 
 
 def checkpoints_section(data: RunData) -> str:

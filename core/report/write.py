@@ -8,6 +8,7 @@ from pathlib import Path
 from isthmus import __version__
 from isthmus.core.report import sections
 from isthmus.core.report.collect import RunData, collect
+from isthmus.core.report.encoding import encoding_section
 from isthmus.core.report.text import escape, moment
 from isthmus.core.report.training import Training
 from isthmus.errors import StorageError
@@ -51,8 +52,13 @@ def render_page(data: RunData, *, written: float) -> str:
         written: Unix seconds, for the footer.
     """
     training = Training(data)
+    of_what = (
+        ("encoding", "Encoding", encoding_section(data))
+        if data.encodes
+        else ("training", "Training", sections.training_section(training))
+    )
     parts = [
-        ("training", "Training", sections.training_section(training)),
+        of_what,
         ("validation", "Validation", sections.validation_section(data, training)),
         ("samples", "Samples", sections.samples_section(data)),
         ("data", "Data", sections.reading_section(data, training)),
