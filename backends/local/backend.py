@@ -175,9 +175,11 @@ class LocalBackend:
         run = RunDirectory(handle.run_uri)
         attempt: int | None = None
         ending = None
+        since = time.time()
         for event in run.events():
             if event["type"] == "submitted":
                 attempt, ending = None, None
+                since = float(event.get("time") or since)
             elif event["type"] == "started":
                 attempt, ending = event.get("attempt"), None
             elif event["type"] in EXIT_CODES and (ending is None or event["type"] == "stopped"):
@@ -190,7 +192,11 @@ class LocalBackend:
             cause = ending.get("cause") or (why_stopped(run.events()) if state == "stopped" else None)
             return Status(state=state, exit_code=code, cause=cause, attempt=attempt)
         if alive:
-            return Status(state="pending" if attempt is None else "running", attempt=attempt)
+            if attempt is not None:
+                return Status(state="running", attempt=attempt)
+            # Nothing is waited for here, as a queue would be on a cloud: Python is being loaded.
+            waited = max(time.time() - since, 0.0)
+            return Status(state="pending", detail=f"its processes are starting, for {waited:.0f} s")
         holder = run.lease_holder()
         if holder is not None and not holder.is_free(time.time()):
             # The keeper is gone, but a worker still runs, or the run runs on another machine.

@@ -20,12 +20,29 @@ from isthmus.core.cluster.signals import Signals
 from isthmus.core.outcome import FOLDER_VARIABLE, read_outcomes
 from isthmus.storage.rundir.process import ProcessId
 
+_RENAMED = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+"""Names of the flight recorder in the oldest torch that we take, and those before them. The older ones are read still, with a warning from every rank."""
 _STOP_PATIENCE_S = 900.0
 """For the checkpoint of a stop that somebody requested: no machine is being taken away, so there is time."""
 _ECHO_PATIENCE_S = 5.0
 """In which the ranks notice by themselves that those of another node are gone."""
 _BARRIER_S = {True: 60.0, False: 5.0}
 """For which torchrun may wait for the other nodes' after its own ranks have ended: finished, or checkpointed early."""
+
+
+def flight_recorder(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """What makes a rank keep its last collectives in memory and write them down when one times out, as the environment has it.
+
+    Args:
+        folder: where to: `flight_RANK`.
+        environ: what is set already, under whichever name, stays as it is.
+    """
+    wanted = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": str(folder / "flight_")}
+    told = {name: value for name, value in wanted.items() if not {name, _RENAMED[name]} & environ.keys()}
+    return {**told, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 class Ranks:
@@ -96,14 +113,10 @@ class Ranks:
 
     def _environment(self, attempt: Attempt) -> Mapping[str, str]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        flight = str(self.outcomes / "flight_")
         interface = self.cluster.interface if self.cluster.nodes > 1 else None
         return {
             "OMP_NUM_THREADS": str(max(1, cores // self.processes)),
-            # What each rank's last collectives were, kept in memory and written when one times out; newer and older names.
-            **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-            **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), flight),
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            **flight_recorder(self.outcomes, os.environ),
             **(dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), interface) if interface else {}),
             **os.environ,
             **attempt.environment(),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from isthmus.core.cluster import endings, failure_file, find_cluster
 from isthmus.core.cluster import hosts as names
 from isthmus.core.cluster.joining import announce, join, stop_came_first, type_of
+from isthmus.core.cluster.ranks import flight_recorder
 from isthmus.core.cluster.watching import EventWatch
 from isthmus.core.outcome import Verdict
 from isthmus.core.recipe import Recipe, load_recipe
@@ -249,3 +253,29 @@ def test_a_node_that_lost_others_takes_over_what_they_say(
     with run.lease(60, "two"):
         endings.record(run, full, attempt, node=1)
         assert len(run.events("failed")) == 1, "another attempt's run by now"
+
+
+def test_the_flight_recorder_is_named_as_the_installed_torch_names_it(tmp_path: Path) -> None:
+    told = flight_recorder(tmp_path, {})
+    assert told["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "flight_")
+    # A user's own values stay, by whichever name.
+    assert "TORCH_FR_BUFFER_SIZE" not in flight_recorder(tmp_path, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
+    assert (
+        flight_recorder(tmp_path, {"TORCH_FR_BUFFER_SIZE": "7"}).keys().isdisjoint({"TORCH_FR_BUFFER_SIZE"})
+    )
+    program = (
+        "import json, torch, torch.distributed as dist;"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 1);"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1);"
+        "dist.all_reduce(torch.ones(1)); from torch._C._distributed_c10d import _dump_fr_trace_json;"
+        "print(len(json.loads(_dump_fr_trace_json())['entries'])); dist.destroy_process_group()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "deprecated" not in ran.stderr
+    assert int(ran.stdout) >= 1
