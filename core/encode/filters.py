@@ -43,10 +43,18 @@ def captions_of(fields: Mapping[str, Any], pictures: Pictures) -> tuple[tuple[st
             share = weight / len(texts) if asked else weight
             weights[text] = weights.get(text, 0.0) + share if asked else share
     if not weights:
-        raise Unusable("no-caption", "every caption is empty")
+        raise Unusable("no-caption", _without_caption(fields, [name for name, _ in asked]))
     if any(len(text) > MAX_CAPTION for text in weights):
         raise Unusable("caption-too-long", f"over {MAX_CAPTION} characters")
     return tuple(weights), tuple(weights.values())
+
+
+def _without_caption(fields: Mapping[str, Any], asked: Sequence[str]) -> str:
+    """Why a picture has none: nothing where one could be, or only empty ones."""
+    names = asked or CAPTION_FIELDS
+    if any(name in fields for name in names):
+        return "every caption is empty"
+    return f"there is no {', '.join(names)}"
 
 
 def clean(text: str) -> str:

@@ -74,11 +74,13 @@ def read_size(path: Path | BytesIO) -> Size:
 @contextmanager
 def _opened(path: Path | BytesIO) -> Iterator[Image]:
     """A picture file whose size is within bounds; whatever goes wrong in the block is Unusable."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     # Pillow warns above its limit and refuses above twice that; this is the second line behind the check below.
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     try:
+        if not (path.getbuffer().nbytes if isinstance(path, BytesIO) else path.stat().st_size):
+            raise Unusable("unreadable", "an empty file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path, formats=_FORMATS) as image:
@@ -87,6 +89,8 @@ def _opened(path: Path | BytesIO) -> Iterator[Image]:
                 yield image
     except Unusable:
         raise
+    except UnidentifiedImageError:
+        raise Unusable("unreadable", f"no picture, or none of {', '.join(_FORMATS)}") from None
     except Image.DecompressionBombError as error:
         raise Unusable("too-many-pixels", str(error)) from None
     except Exception as error:  # noqa: BLE001  decoders raise anything at damaged bytes

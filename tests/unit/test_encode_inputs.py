@@ -157,6 +157,10 @@ def test_a_tars_bad_members_each_have_a_reason(tmp_path: Path, monkeypatch: pyte
     source = open_source(str(tmp_path))
     found, reasons = taken(source), refused(source)
     assert set(found) == {f"a/{key}" for key in ("cmyk", "deep", "clear", "10kb", "surrogate", "fine")}
+    why = {item.key: item.detail for item in source if isinstance(item, Rejected)}
+    assert why["a/silent"] == "there is no txt, text, caption, captions"
+    assert why["a/blank"] == "every caption is empty"
+    assert why["a/zero"] == "an empty file"
     assert found["a/surrogate"].captions == ("a ? b c",)
     assert len(found["a/10kb"].captions[0]) == 10_239
     assert found["a/clear"].image.getpixel((0, 0)) == (255, 255, 255)

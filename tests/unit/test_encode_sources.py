@@ -175,7 +175,10 @@ def test_unusable_files_are_rejected_with_a_reason_and_without_a_machine_path(tm
         "binary.png": "no-caption",
         "endless.png": "caption-too-long",
     }
-    details = [item.detail for item in source if isinstance(item, Rejected)]
+    why = {item.key: item.detail for item in source if isinstance(item, Rejected)}
+    assert why["empty.png"] == "an empty file"
+    assert why["text.png"].startswith("no picture, or none of JPEG, PNG")
+    details = list(why.values())
     assert not any(str(tmp_path) in detail for detail in details)
     assert Image.MAX_IMAGE_PIXELS == pictures.MAX_PIXELS
 
