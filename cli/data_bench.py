@@ -62,7 +62,7 @@ def bench(
     """
     from isthmus.cli.data_bench_ranks import Task, run_ranks
     from isthmus.cli.data_bench_setup import setup_of
-    from isthmus.cli.data_bench_verdict import feeding, together
+    from isthmus.cli.data_bench_verdict import feeding, read_again, together
     from isthmus.storage.filesystems import is_local
     from isthmus.storage.stream.bench import as_json as row
     from isthmus.storage.stream.bench import sweep, usable_cores, verdict
@@ -103,7 +103,8 @@ def bench(
     best = max(measured, key=lambda one: one.samples_per_s)
     fed = feeding(setup, found | {"best": row(best)}, several, region or None)
     all_ranks = together(several, ranks) if several else None
-    sentences = [found["sentence"]]
+    factor, why = read_again(best, setup.row_bytes)
+    sentences = [found["sentence"], *([why] if why else [])]
     if all_ranks:
         sentences.append(_ranks_line(all_ranks))
     if fed:
@@ -113,7 +114,12 @@ def bench(
         why = "it names no GPU" if gpu == "none" else "the figures of its model are not known"
         sentences.append(f"No verdict on the recipe: {why}.")
     result = {**setup.facts(), "depths": [row(one) for one in measured], **found}
-    result |= {"ranks": all_ranks, "verdict": fed, "sentence": "\n".join(sentences)}
+    result |= {
+        "bytes_read_per_byte": factor,
+        "ranks": all_ranks,
+        "verdict": fed,
+        "sentence": "\n".join(sentences),
+    }
     emit(result, as_json=as_json, text=result["sentence"])
 
 

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from isthmus.cli.data_bench_setup import Setup
     from isthmus.core.recipe.schema import Recipe
     from isthmus.cost.feeding import Delivered, Limit, Need
+    from isthmus.storage.stream.bench import Measurement
+
+_AS_IT_SHOULD = 1.15
+"""Bytes read a byte of the samples, up and down, of which nothing is said."""
 
 
 def feeding(
@@ -139,6 +143,27 @@ def _network(recipe: Recipe, needed: Need, cloud: str) -> list[Limit]:
         instance = sagemaker.default(recipe.compute)
         return [network_limit(needed, instance.name, instance.gbps * 1e9 / 8)] if instance else []
     return []
+
+
+def read_again(best: Measurement, row_bytes: float) -> tuple[float, str | None]:
+    """How often the bytes of a sample were read for it to be delivered once, and the sentence for it, where it needs one.
+
+    Near 1 for a dataset of many row groups, and over a long time. Few rows: a block that several lanes or windows share is read
+    for each of them. Less than 1 over a short time: what was read ahead before the clock started.
+
+    Args:
+        row_bytes: of a sample, as the files have it.
+    """
+    factor = best.bytes / (best.samples * row_bytes)
+    if 1 / _AS_IT_SHOULD < factor < _AS_IT_SHOULD:
+        return factor, None
+    used = best.samples_per_s * row_bytes / 1e6
+    why = (
+        "a block is read whole for each lane and window that takes rows of it, so that few rows are read often"
+        if factor > 1
+        else "the rest was read ahead before the clock started; --seconds 30 tells more"
+    )
+    return factor, f"MB/s are bytes read, {factor:.2g} times the {used:,.3g} MB/s of the samples: {why}."
 
 
 def together(ranks: Sequence[dict[str, Any]], asked: int) -> dict[str, Any]:

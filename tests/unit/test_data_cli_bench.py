@@ -13,6 +13,7 @@ from faulty import FaultyServer, Request, late, slow_down
 from training import recipe_data, write_recipe
 
 from isthmus.cli.app import main
+from isthmus.cli.data_bench_verdict import read_again
 from isthmus.storage.shards import open_dataset
 from isthmus.storage.stream.bench import Measurement, row_bytes, verdict
 
@@ -48,6 +49,9 @@ def test_every_depth_is_measured_and_the_last_sentence_says_what_limits(
     assert "limits" in found["sentence"]
     assert "`auto` reaches" in found["sentence"]
     assert (found["verdict"], found["ranks"]) == (None, None)
+    best = max(found["depths"], key=lambda row: row["samples_per_s"])
+    factor = best["bytes"] / best["samples"] / found["row_bytes"]
+    assert found["bytes_read_per_byte"] == pytest.approx(factor)
     dataset = open_dataset(latents["dit"])
     # Two fp16 latents of 4 x 8 x 8 or 4 x 8 x 16, and 5 x 24 of text; headers and small columns beside them.
     assert 1024 + 240 < row_bytes(dataset, 32) == found["row_bytes"] < 2048 + 240 + 1000
@@ -111,12 +115,13 @@ def test_with_a_recipe_its_order_and_settings_are_read_and_roots_take_the_place_
 def test_people_get_a_table_line_by_line(latents: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["data", "bench", latents["dit"], *QUICK, "--depth", "1,auto"])
-    head, names, one, adaptive, sentence = capsys.readouterr().out.splitlines()
+    head, names, one, adaptive, sentence, *more = capsys.readouterr().out.splitlines()
     assert "32 px" in head
     assert names.split()[:3] == ["depth", "MB/s", "samples/s"]
     assert one.split()[0] == "1"
     assert adaptive.split()[0] == "auto:"
     assert "limits" in sentence
+    assert all(line.startswith("MB/s are bytes read, ") for line in more)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +199,18 @@ def test_what_limits_is_read_off_the_figures(runs: list[Measurement], limit: str
     found = verdict(runs, local=False, cores=2)
     assert found["limit"] == limit
     assert words in found["sentence"]
+
+
+def test_bytes_that_are_not_those_of_the_samples_are_explained() -> None:
+    few = measured(4, 4800, bytes=12_000_000)
+    factor, why = read_again(few, 1122)
+    assert factor == pytest.approx(12e6 / 4800 / 1122)
+    assert why is not None
+    assert why.startswith(
+        "MB/s are bytes read, 2.2 times the 5.39 MB/s of the samples: a block is read whole"
+    )
+    factor, why = read_again(few, 5000)
+    assert factor == 0.5
+    assert why is not None
+    assert "read ahead before the clock started" in why
+    assert read_again(few, 2500) == (1.0, None)
