@@ -35,6 +35,7 @@ from PIL import Image
 from isthmus.core.encode.ahead import default_threads, prepared
 from isthmus.core.encode.batches import batches
 from isthmus.core.encode.buckets import bucket_table
+from isthmus.core.encode.hashes import picture_fields
 from isthmus.core.encode.pieces import items_of, units_of
 from isthmus.core.encode.prepare import Prepared, prepare
 from isthmus.core.encode.sources import open_source
@@ -76,7 +77,7 @@ def make_tar(path: Path, pictures: int) -> float:
 def stream(source: Any, threads: int) -> Iterator[list[Prepared]]:
     """Batches as `data encode` gets them."""
     (unit,) = units_of(source, max_bytes=10**12, max_pieces=10**9)
-    ready = prepared(items_of(source, unit), TABLE, threads=threads, ahead=2 * BATCH + threads)
+    ready = prepared(items_of(source, unit), TABLE, threads=threads, ahead=2 * BATCH + threads, phash=True)
     return batches(ready, BATCH, lambda item: print(item, file=sys.stderr))
 
 
@@ -89,16 +90,20 @@ def decoding(source: Any, threads: int) -> float:
 
 
 def one_by_one(source: Any, count: int) -> dict[str, float]:
-    """Seconds a picture in this thread: load (read and decode), and resize with crop."""
+    """Seconds a picture in this thread: load (read and decode), resize with crop, and its perceptual hash."""
     (unit,) = units_of(source, max_bytes=10**12, max_pieces=10**9)
-    load = resize = 0.0
+    load = resize = hashed = 0.0
     for _, item in zip(range(count), items_of(source, unit), strict=False):
         begun = time.perf_counter()
         record = item.load()
         middle = time.perf_counter()
-        prepare(record, TABLE)
+        ready = prepare(record, TABLE)
         load, resize = load + middle - begun, resize + time.perf_counter() - middle
-    return {"decode_s": load / count, "resize_s": resize / count}
+        smallest = Image.fromarray(ready.pixels[SIZES[0]])
+        begun = time.perf_counter()
+        picture_fields(smallest)
+        hashed += time.perf_counter() - begun
+    return {"decode_s": load / count, "resize_s": resize / count, "hash_s": hashed / count}
 
 
 def writing(folder: Path, rows: int) -> dict[str, float]:
@@ -235,6 +240,8 @@ def main() -> None:
     )
     print(f"  read and decode {alone['decode_s'] * 1e3:7.1f} ms")
     print(f"  resize, crop    {alone['resize_s'] * 1e3:7.1f} ms")
+    share = alone["hash_s"] / (alone["decode_s"] + alone["resize_s"])
+    print(f"  perceptual hash {alone['hash_s'] * 1e3:7.2f} ms, {share:.1%} of these")
     print(f"  write           {written['write_s'] * 1e3:7.1f} ms for {written['row_bytes'] / 1e3:.0f} kB")
     print(f"  autoencoder     {encoder_s * 1e3:7.0f} ms on this CPU: {encoder_s / host:.0f} times the rest")
     for count, seconds in by_threads.items():

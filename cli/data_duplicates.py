@@ -12,6 +12,7 @@ from isthmus.cli.output import counted, emit
 if TYPE_CHECKING:
     from isthmus.core.encode.autoencoders import Autoencoder
     from isthmus.core.encode.duplicates import Duplicates, Member
+    from isthmus.core.encode.hashes import Hashes
     from isthmus.storage.shards import Dataset
 
 _ROOTS = typer.Argument(help="A dataset's folder or URI; its roots, when its shards are spread over several.")
@@ -34,6 +35,9 @@ def duplicates(
     decode: bool = typer.Option(
         False, "--decode", help="Decode every latent, instead of a few to learn what their channels show."
     ),
+    latents: bool = typer.Option(
+        False, "--latents", help="Look at the latents, even where encoding kept hashes of the pictures."
+    ),
     out: str = typer.Option("", "--out", metavar="FILE.jsonl", help="Write every group, one a line."),
     sheet: str = typer.Option(
         "",
@@ -52,7 +56,7 @@ def duplicates(
     device: str = typer.Option("auto", "--device", help="Where it decodes: auto, cpu, cuda."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Find pictures that look alike, by perceptual hashes of what the latents show. Nothing is changed.
+    """Find pictures that look alike, by the hashes that encoding kept, or else of what the latents show. Nothing is changed.
 
     Example: isthmus data duplicates ./data --out duplicates.jsonl
     """
@@ -61,6 +65,7 @@ def duplicates(
     from dataclasses import asdict
 
     from isthmus.cli.data_looking import autoencoder_source, write_file
+    from isthmus.core.encode.kept_hashes import kept_hashes
     from isthmus.core.encode.looking import open_autoencoder, resolution_of
     from isthmus.errors import UsageError
     from isthmus.storage.shards import open_dataset
@@ -71,7 +76,6 @@ def duplicates(
         raise UsageError("--font is of a sheet", hint="add --sheet FILE.png")
     dataset = open_dataset(roots)
     pixels = resolution_of(dataset, resolution, smallest=True)
-    decoder = open_autoencoder(dataset, autoencoder_source(recipe, autoencoder), device=device)
     from isthmus.core.encode.duplicates import find_duplicates
 
     began = last = time.monotonic()
@@ -82,8 +86,18 @@ def duplicates(
             last = time.monotonic()
             print(f"{done:,} of {of:,} pictures, {done / (last - began):,.0f}/s", file=sys.stderr, flush=True)
 
+    if decode or latents:
+        kept: Hashes | str = "--decode" if decode else "--latents"
+    elif pixels != resolution_of(dataset, None, smallest=True):
+        kept = f"those that were kept are not of {pixels} px"
+    else:
+        kept = kept_hashes(dataset, tell)
+    hashes, why = (None, kept) if isinstance(kept, str) else (kept, "")
+    decoder = None
+    if hashes is None or sheet:
+        decoder = open_autoencoder(dataset, autoencoder_source(recipe, autoencoder), device=device)
     found = find_duplicates(
-        dataset, decoder, resolution=pixels, distance=distance, whole=decode, progress=tell
+        dataset, decoder, resolution=pixels, distance=distance, whole=decode, kept=hashes, progress=tell
     )
     if out:
         lines = [
@@ -92,13 +106,17 @@ def duplicates(
         ]
         write_file(out, "".join(f"{line}\n" for line in lines).encode())
     shown = list(found.members(dataset, found.groups[:_SHOWN]))
-    drawn = _draw(dataset, decoder, found, shown, sheet, fonts) if sheet and shown else None
+    drawn = None
+    if sheet and shown and decoder is not None:
+        drawn = _draw(dataset, decoder, found, shown, sheet, fonts)
     result = {
         "uri": dataset.uri,
         "fingerprint": dataset.fingerprint,
         "samples": found.samples,
         "resolution": pixels,
         "distance": distance,
+        "hashes": "latents" if hashes is None else "kept",
+        "why_latents": why or None,
         "explained": found.explained,
         "groups": len(found.groups),
         "rows": found.surplus + len(found.groups),
@@ -147,6 +165,10 @@ def _describe(result: dict[str, Any], found: Duplicates, shown: list[list[Member
         f" {counted(found.surplus, 'picture')} more than one of each,"
         f" {share:.2g} %"
     ]
+    if result["hashes"] == "kept":
+        lines.append("by the hashes that encoding kept of the pictures; no latent was read")
+    else:
+        lines.append(f"by hashes of what the latents show: {result['why_latents']}")
     if found.explained is not None:
         lines.append(
             f"seen without decoding: a linear preview that shows {found.explained:.0%} of light and dark"

@@ -174,3 +174,26 @@ def _describe(found: dict[str, Any]) -> str:
         shown = found["sheet"]
         lines.append(f"sheet        {shown['rows']} pictures at {shown['resolution']} px in {shown['file']}")
     return "\n".join(lines)
+    lines += [line for name, entry in found["fields"].items() for line in _field(name, entry)]
+
+
+def _field(name: str, entry: dict[str, Any]) -> list[str]:
+    head = f"field {name}"
+    if "told" not in entry:
+        return [f"{head}: {entry['kind']}, made of the pictures"]
+    if not entry["told"]:
+        return [f"{head}: {entry['kind']}, told of no sample"]
+    null = f", {entry['null']} null" if entry["null"] else ""
+    if entry["kind"] == "number":
+        points = ", ".join(
+            f"{float(at):.0%} {value:.4g}" for at, value in entry["quantiles"].items() if at != "0.5"
+        )
+        return [
+            f"{head}: {entry['told']} numbers{null}; {entry['least']:.4g} to {entry['most']:.4g}, "
+            f"median {entry['quantiles']['0.5']:.4g}, mean {entry['mean']:.4g}",
+            f"    {points}",
+        ]
+    more = "more than " if entry["more_than_counted"] else ""
+    words = [f"{word[:60]} {count}" for word, count in list(entry["most_frequent"].items())[:8]]
+    shown = ", ".join(words) + (", ..." if entry["different"] > len(words) else "")
+    return [f"{head}: {entry['told']} texts{null}, {more}{entry['different']} different: {shown}"]

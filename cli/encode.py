@@ -191,6 +191,10 @@ def _encode(
         },
         "bytes": manifest.size,
         "seconds": round(last[-1].seconds, 2),
+        "fields": {
+            name: {"told": count, "unfit": last[-1].unfit.get(name, 0)}
+            for name, count in last[-1].told.items()
+        },
     }
     changes = dict.fromkeys(
         (
@@ -233,3 +237,20 @@ def _text(dest: str, manifest: Manifest, progress: Progress, following: str) -> 
     lines.append(f"fingerprint {manifest.fingerprint}")
     lines.append(f"next: {following}")
     return "\n".join(lines)
+    lines += _fields(progress)
+
+
+def _fields(progress: Progress) -> list[str]:
+    """Of how many samples each field is kept, and what was none."""
+    from isthmus.cli.output import counted
+    from isthmus.core.encode.hashes import FIELDS
+
+    kept = {name: count for name, count in progress.told.items() if name not in FIELDS}
+    if not kept:
+        return []
+    told = ", ".join(f"{name} of {counted(n, 'sample') if n else 'none'}" for name, n in kept.items())
+    wrong = [
+        f"{counted(count, 'value')} of {name} {'is' if count == 1 else 'are'} not of its kind, and null"
+        for name, count in progress.unfit.items()
+    ]
+    return [f"kept {told}", *wrong]

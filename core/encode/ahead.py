@@ -37,13 +37,19 @@ def default_threads(processes: int = 1, *, on_gpu: bool = False) -> int:
 
 
 def prepared(
-    items: Iterator[ImageRecord | Pending | Rejected], table: BucketTable, *, threads: int, ahead: int
+    items: Iterator[ImageRecord | Pending | Rejected],
+    table: BucketTable,
+    *,
+    threads: int,
+    ahead: int,
+    phash: bool = False,
 ) -> Iterator[Prepared | Rejected]:
     """Prepares pictures in `threads` while a further thread reads the source.
 
     Args:
         items: read in a thread of its own; an error in it comes out here, at its place.
         ahead: pictures that are read before they are asked for, at most.
+        phash: hash them.
     """
     ready: queue.Queue[Future[Prepared | Rejected] | None] = queue.Queue(max(1, ahead))
     room = _Room(_RAW_BYTES)
@@ -54,7 +60,7 @@ def prepared(
             return item
         try:
             record = item if isinstance(item, ImageRecord) else item.load()
-            return prepare(record, table)
+            return prepare(record, table, phash=phash)
         except Unusable as problem:
             return Rejected(key=item.key, reason=problem.reason, detail=problem.detail)
         finally:

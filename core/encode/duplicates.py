@@ -68,7 +68,7 @@ class Duplicates:
     """Positions of rows among all that were looked at, in the order of the index; larger groups first."""
     hashes: Hashes
     explained: float | None
-    """See `Preview`; None where every latent was decoded."""
+    """See `Preview`; None where every latent was decoded, or none."""
     blocks: NDArray[np.int64]
     """[blocks] that were looked at, positions in the index."""
     starts: NDArray[np.int64]
@@ -109,17 +109,20 @@ class Duplicates:
 
 def find_duplicates(
     dataset: Dataset,
-    autoencoder: Autoencoder,
+    autoencoder: Autoencoder | None,
     *,
     resolution: int,
     distance: int = 4,
     whole: bool = False,
     seed: int = 0,
+    kept: Hashes | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Duplicates:
     """Groups of rows whose pictures look alike.
 
     Args:
+        autoencoder: None: of no use where hashes are
+        kept: of all rows; otherwise they are made of the latents.
         resolution: that is looked at; the smallest one costs least and tells as much.
         distance: bits of 64 in which two neighbours may differ; a group is all that are joined by neighbours.
         whole: decode every latent; otherwise a few are decoded, and the others are seen through a `Preview`.
@@ -139,6 +142,38 @@ def find_duplicates(
     blocks = np.flatnonzero(index.size_class >= resolution)
     counts = index.rows[blocks]
     starts, total = np.cumsum(counts) - counts, int(counts.sum())
+    if kept is None:
+        assert autoencoder is not None
+        found, explained = _of_latents(dataset, autoencoder, blocks, total, resolution, whole, seed, progress)
+    elif len(kept) != total:
+        raise UsageError(
+            f"hashes are kept of {len(kept)} rows, {total} have {resolution} px", where=dataset.uri
+        )
+    else:
+        found, explained = kept, None
+    return Duplicates(
+        samples=total,
+        resolution=resolution,
+        distance=distance,
+        groups=_sorted(groups(found, distance)),
+        hashes=found,
+        explained=explained,
+        blocks=blocks,
+        starts=starts,
+    )
+
+
+def _of_latents(
+    dataset: Dataset,
+    autoencoder: Autoencoder,
+    blocks: NDArray[np.int64],
+    total: int,
+    resolution: int,
+    whole: bool,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> tuple[Hashes, float | None]:
+    """Hashes of what the latents of some blocks show, and what a preview explains."""
     preview = None if whole else fit_preview(dataset, autoencoder, resolution, seed)
     if preview is not None and preview.explained < ENOUGH:
         raise UsageError(
@@ -156,16 +191,7 @@ def find_duplicates(
         found.bits[done : done + len(own)], found.colours[done : done + len(own)] = own.bits, own.colours
         done += len(own)
         progress(done, total)
-    return Duplicates(
-        samples=total,
-        resolution=resolution,
-        distance=distance,
-        groups=_sorted(groups(found, distance)),
-        hashes=found,
-        explained=None if preview is None else preview.explained,
-        blocks=blocks,
-        starts=starts,
-    )
+    return found, None if preview is None else preview.explained
 
 
 def fit_preview(dataset: Dataset, autoencoder: Autoencoder, resolution: int, seed: int = 0) -> Preview:

@@ -180,7 +180,8 @@ def encode_share(
             autoencoder.save(patch_pca_folder(section, dest_uri))
         plan = ledger.begin(plan)
     assert plan is not None
-    spec = spec_of(*encoders, plan["captions"])
+    pictures = recipe.data.pictures
+    spec = spec_of(*encoders, plan["captions"], pictures)
     if plan["fingerprints"] != fingerprints_of(spec):
         raise UsageError(
             "the encoders are not those that this encoding was begun with",
@@ -211,7 +212,13 @@ def encode_share(
         )
         with writer:
             # Nothing is remembered from one unit to the next: its bytes are its own.
-            ready = prepared(items_of(source, unit), table, threads=threads, ahead=2 * batch_size + threads)
+            ready = prepared(
+                items_of(source, unit),
+                table,
+                threads=threads,
+                ahead=2 * batch_size + threads,
+                phash=pictures.phash,
+            )
             with WriteBehind(writer) as behind:
                 job = UnitJob(behind, autoencoder, CaptionEncoder(text), plan["captions"], reporter)
                 for batch in batches(ready, batch_size, job.reject):
@@ -283,6 +290,9 @@ def _finish(
     for record in records:
         for reason, count in record["counts"].items():
             total.rejected[reason] = total.rejected.get(reason, 0) + count
+        for counts, own in ((total.told, record["told"]), (total.unfit, record["unfit"])):
+            for name, count in own.items():
+                counts[name] = counts.get(name, 0) + count
     total.before = total.written + sum(total.rejected.values()) - now.written - sum(now.rejected.values())
     rejected = [item for record in records for item in record["rejected"]]
     if not total.written:

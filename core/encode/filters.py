@@ -106,6 +106,52 @@ def check_fields(fields: Mapping[str, Any], pictures: Pictures) -> None:
             raise Unusable(f"{FILTER}licence", f"{value}")
 
 
+MAX_KEPT = 2000
+"""Characters of a text that is kept."""
+
+
+def kept_of(
+    fields: Mapping[str, Any], pictures: Pictures
+) -> tuple[dict[str, float | str | None], tuple[str, ...]]:
+    """What the recipe keeps of a picture's fields, by the names in the dataset; and which were there, and not of their kind.
+
+    A null, an empty text and a number that is NaN are not told. A list, an object, bytes, a number that is infinite, what
+    cannot be read as a number, and a text of more than `MAX_KEPT` characters are not of their kind: they become null.
+    """
+    kept: dict[str, float | str | None] = {}
+    unfit = []
+    for item in pictures.keep:
+        value = fields.get(item.field)
+        if isinstance(value, str):
+            value = clean(value) or None
+        found: float | str | None = None
+        if value is not None:
+            found = _number(value) if item.kind == "number" else _text(value)
+            if found is None:
+                unfit.append(item.stored)
+            elif found != found:  # NaN
+                found = None
+        kept[item.stored] = found
+    return kept, tuple(unfit)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isinf(number) else number
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple | Mapping | bytes):
+        return None
+    text = clean(str(value))
+    return text if len(text) <= MAX_KEPT else None
+
+
 def check_size(size: Size, pictures: Pictures) -> None:
     """Raises Unusable, `filter-size` or `filter-aspect`."""
     if min(size) < pictures.min_side:

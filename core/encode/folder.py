@@ -19,6 +19,7 @@ from isthmus.core.encode.filters import (
     check_fields,
     check_size,
     clean,
+    kept_of,
     provenance_of,
 )
 from isthmus.core.encode.pictures import SUFFIXES, Size, Unusable, read_picture, read_size
@@ -32,6 +33,9 @@ from isthmus.errors import UsageError
 LISTINGS = ("metadata.jsonl", "metadata.csv", "captions.csv")
 """Files that list captions, in the order they are looked for in a folder's root."""
 _MAX_TEXT = 2**20
+
+
+_Kept = tuple[dict[str, float | str | None], tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -67,7 +71,9 @@ class FolderSource(PieceSource):
         self.root = root
         self._pictures = pictures if pictures is not None else Pictures()
         asked = self._pictures
-        self._wants_fields = bool(asked.captions or asked.scores or asked.licences or asked.provenance)
+        self._wants_fields = bool(
+            asked.captions or asked.scores or asked.licences or asked.provenance or asked.keep
+        )
         self._resolved = root.resolve()
         if listing is None:
             listing = next((root / name for name in LISTINGS if (root / name).is_file()), None)
@@ -121,7 +127,7 @@ class FolderSource(PieceSource):
         return Survey(most, sizes)
 
     def _look(self, name: str) -> tuple[Size, int]:
-        captions, _, _ = self._told(name)
+        captions, *_ = self._told(name)
         size = read_size(self._inside(name))
         check_size(size, self._pictures)
         return size, len(captions)
@@ -138,20 +144,26 @@ class FolderSource(PieceSource):
         path = self._inside(name)
         if path.is_dir():
             raise Unusable("link", "a symbolic link to a folder is not followed")
-        captions, weights, source = self._told(name)
+        captions, weights, source, (kept, unfit) = self._told(name)
         if any(len(text) > MAX_CAPTION for text in captions):
             raise Unusable("caption-too-long", f"over {MAX_CAPTION} characters")
         check_size(read_size(path), self._pictures)
         return ImageRecord(
-            key=name, image=read_picture(path), captions=captions, weights=weights, source=source
+            key=name,
+            image=read_picture(path),
+            captions=captions,
+            weights=weights,
+            source=source,
+            fields=kept,
+            unfit=unfit,
         )
 
-    def _told(self, name: str) -> tuple[tuple[str, ...], tuple[float, ...], str]:
-        """Captions, weights and provenance, of a picture that the recipe's fields take."""
+    def _told(self, name: str) -> tuple[tuple[str, ...], tuple[float, ...], str, _Kept]:
+        """Captions, weights, provenance and the fields that are kept, of a picture that the recipe's fields take."""
         entry = (self._entries or {}).get(name)
         source = (entry.source if entry else None) or self.name
         if not self._wants_fields:
-            return tuple(self._captions(name)), (), source
+            return tuple(self._captions(name)), (), source, ({}, ())
         if self._entries is not None:
             fields = entry.fields if entry else {}
         else:
@@ -161,7 +173,8 @@ class FolderSource(PieceSource):
             captions, weights = captions_of(fields, self._pictures)
         else:
             captions, weights = tuple(self._captions(name)), ()
-        return captions, weights, provenance_of(fields, self._pictures, source)
+        kept = kept_of(fields, self._pictures)
+        return captions, weights, provenance_of(fields, self._pictures, source), kept
 
     def _beside(self, name: str) -> Iterator[tuple[str, bytes]]:
         for kind in ("txt", "json"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,10 @@ class Progress:
     """Reason -> count; the recipe's filters among them, as `filter-...`."""
     captions_left_out: int = 0
     """Captions beyond the number stored for each picture."""
+    told: dict[str, int] = field(default_factory=dict)
+    """Field that is kept -> written pictures that have it."""
+    unfit: dict[str, int] = field(default_factory=dict)
+    """Field -> written pictures of which it was there and not of its kind, so that it is null."""
     seconds: float = 0.0
     before: int = 0
     """Of those written or rejected, what was done before this run, or by other ranks."""
@@ -46,6 +50,13 @@ class Progress:
         if self.expected is None or not self.rate:
             return None
         return max(0, self.expected - self._seen) / self.rate
+
+    def note_fields(self, fields: Mapping[str, float | str | None], unfit: Sequence[str]) -> None:
+        """Counts what is kept of a written picture's fields."""
+        for name, value in fields.items():
+            self.told[name] = self.told.get(name, 0) + (value is not None)
+        for name in unfit:
+            self.unfit[name] = self.unfit.get(name, 0) + 1
 
     @property
     def _seen(self) -> int:
@@ -103,6 +114,8 @@ class UnitJob:
             "captions_left_out": self.own.captions_left_out,
             "counts": self.own.rejected,
             "rejected": [item.to_json() for item in self.rejected],
+            "told": self.own.told,
+            "unfit": self.own.unfit,
         }
 
     def reject(self, item: Rejected) -> None:
@@ -147,10 +160,12 @@ class UnitJob:
                     original_size=(item.original_size.height, item.original_size.width),
                     crop=(item.crop.top, item.crop.left, item.crop.height, item.crop.width),
                     flipped=False,
+                    fields=item.fields,
                 )
             )
             for progress in (self.own, self._reporter.progress):
                 progress.written += 1
+                progress.note_fields(item.fields, item.unfit)
                 progress.captions_left_out += len(set(item.captions) - set(texts))
         self._reporter.report()
 

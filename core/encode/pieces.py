@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from isthmus.core.encode.filters import captions_of, check_fields, check_size, provenance_of
+from isthmus.core.encode.filters import captions_of, check_fields, check_size, kept_of, provenance_of
 from isthmus.core.encode.pictures import Size, Unusable, read_picture, read_size
 from isthmus.core.encode.sources import ImageRecord, Rejected, Survey
 
@@ -80,12 +80,15 @@ def pending(
         check_fields(fields, pictures)
         captions, weights = captions_of(fields, pictures)
         check_size(read_size(BytesIO(data)), pictures)
+        kept, unfit = kept_of(fields, pictures)
         return ImageRecord(
             key=key,
             image=read_picture(BytesIO(data)),
             captions=captions,
             weights=weights,
             source=provenance_of(fields, pictures, provenance),
+            fields=kept,
+            unfit=unfit,
         )
 
     return Pending(key, size, load, look)

@@ -16,6 +16,7 @@ from isthmus.errors import IsthmusError
 if TYPE_CHECKING:
     from isthmus.core.encode.autoencoders import Autoencoder
     from isthmus.core.encode.text import TextEncoderRunner
+    from isthmus.core.recipe.pictures import Pictures
     from isthmus.core.recipe.schema import Recipe
     from isthmus.storage.shards import DatasetSpec
 
@@ -92,7 +93,7 @@ def begin_plan(
 
     captions, _, _, rows_per_group, rows_per_shard = asked["settings"]
     count = captions or max(1, min(survey.most_captions, DEFAULT_CAPTIONS))
-    spec = spec_of(*encoders, count)
+    spec = spec_of(*encoders, count, recipe.data.pictures)
     block, shard = rows_by_bytes(spec)
     # A lane holds at least one block of every bucket: larger ones than its share of the shuffle window would cost
     # memory and shuffle nothing.
@@ -133,10 +134,17 @@ def _bucket_counts(survey: Survey, table: BucketTable) -> dict[str, int]:
 
 
 def spec_of(
-    autoencoder: Autoencoder, text: Sequence[TextEncoderRunner], table: BucketTable, captions: int
+    autoencoder: Autoencoder,
+    text: Sequence[TextEncoderRunner],
+    table: BucketTable,
+    captions: int,
+    pictures: Pictures,
 ) -> DatasetSpec:
     """What the manifest says of the encoders and the layout."""
-    from isthmus.storage.shards import AutoencoderSpec, DatasetSpec, EncoderSpec
+    from isthmus.core.encode.hashes import FIELDS
+    from isthmus.storage.shards import AutoencoderSpec, DatasetSpec, EncoderSpec, FieldSpec
+
+    fields = [FieldSpec(item.stored, item.kind) for item in pictures.keep]
 
     return DatasetSpec(
         autoencoder=AutoencoderSpec(
@@ -160,4 +168,5 @@ def spec_of(
         resolutions=table.resolutions,
         captions=captions,
         buckets=tuple(bucket.name for bucket in table.buckets),
+        fields=(*fields, *(FieldSpec(name, "text") for name in FIELDS if pictures.phash)),
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.core.encode.buckets import BucketTable, Crop, cover
+from isthmus.core.encode.hashes import picture_fields
 from isthmus.core.encode.pictures import Size, Unusable
 from isthmus.core.encode.sources import ImageRecord
 
@@ -32,6 +34,10 @@ class Prepared:
     """Of the largest resolution, in the picture's pixels."""
     pixels: dict[int, NDArray[np.uint8]]
     """Resolution -> [H, W, 3]."""
+    fields: Mapping[str, float | str | None] = field(default_factory=dict)
+    """What is kept beside: of the source's fields, and the picture's hash."""
+    unfit: tuple[str, ...] = ()
+    """Fields that were there and not of their kind."""
 
     @property
     def bytes(self) -> int:
@@ -39,13 +45,16 @@ class Prepared:
         return sum(array.nbytes for array in self.pixels.values())
 
 
-def prepare(record: ImageRecord, table: BucketTable, *, largest_only: bool = False) -> Prepared:
+def prepare(
+    record: ImageRecord, table: BucketTable, *, largest_only: bool = False, phash: bool = False
+) -> Prepared:
     """Chooses the bucket, then resizes and crops the picture for every resolution that it reaches.
 
     The crop is central. Each resolution is made from the picture itself, with LANCZOS, not from a larger one.
 
     Args:
         largest_only: leave out all but the largest resolution that it reaches.
+        phash: hash what is encoded at the smallest resolution.
 
     Raises:
         Unusable: `too-small`, when it would have to be enlarged for the smallest resolution.
@@ -62,6 +71,7 @@ def prepare(record: ImageRecord, table: BucketTable, *, largest_only: bool = Fal
             f"{picture.width} x {picture.height}, bucket {bucket.name} needs {smallest.width} x {smallest.height}",
         )
     pixels = {}
+    fields = dict(record.fields)
     for resolution in table.resolutions:
         if resolution > size_class or (largest_only and resolution != size_class):
             continue
@@ -70,6 +80,8 @@ def prepare(record: ImageRecord, table: BucketTable, *, largest_only: bool = Fal
         box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
         resized = record.image.resize((size.width, size.height), Image.Resampling.LANCZOS, box=box)
         pixels[resolution] = np.asarray(resized, dtype=np.uint8)
+        if phash and resolution == table.resolutions[0]:
+            fields |= picture_fields(resized)
     return Prepared(
         key=record.key,
         captions=record.captions,
@@ -80,6 +92,8 @@ def prepare(record: ImageRecord, table: BucketTable, *, largest_only: bool = Fal
         original_size=picture,
         crop=cover(picture, bucket.sizes[size_class]),
         pixels=pixels,
+        fields=fields,
+        unfit=record.unfit,
     )
 
 

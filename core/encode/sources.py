@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from isthmus.core.encode.pictures import Size
@@ -31,6 +31,10 @@ class ImageRecord:
     """Provenance: where the picture is from and, where known, its licence."""
     weights: tuple[float, ...] = ()
     """Of the captions; empty when they are even."""
+    fields: Mapping[str, float | str | None] = field(default_factory=dict)
+    """What the recipe keeps of the source's fields."""
+    unfit: tuple[str, ...] = ()
+    """Of those, what was there and neither number nor text, as it should have been."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,9 @@ class ImageSource(Protocol):
         ...
 
 
-def open_source(source: str, pictures: Pictures | None = None) -> ImageSource:
+def open_source(
+    source: str, pictures: Pictures | None = None, *, origin: str | None = None
+) -> ImageSource:
     """The source that a command line names.
 
     `emoji` is the quickstart's; otherwise a folder or URI of pictures, WebDataset tars, parquet files or a Hugging Face
@@ -89,6 +95,7 @@ def open_source(source: str, pictures: Pictures | None = None) -> ImageSource:
 
     Args:
         pictures: names of columns, captions and filters; by default nothing is left out.
+        origin: the URI that `source`, a folder of this machine, is mounted from: it is read as that would be.
 
     Raises:
         UsageError: there is no such folder or file, or nothing in it is known.
@@ -96,6 +103,8 @@ def open_source(source: str, pictures: Pictures | None = None) -> ImageSource:
     if source == "emoji":
         from isthmus.core.encode.emoji import EmojiSource
 
+        if pictures is not None and pictures.keep:
+            raise UsageError("`emoji` has no fields that data.pictures.keep could keep", hint="leave it out")
         return EmojiSource()
     from isthmus.core.encode.folder import FolderSource
     from isthmus.core.encode.places import Place
@@ -103,7 +112,7 @@ def open_source(source: str, pictures: Pictures | None = None) -> ImageSource:
     from isthmus.storage.filesystems import is_local, local_path
 
     chosen = pictures if pictures is not None else Pictures()
-    local = local_path(source) if is_local(source) else None
+    local = local_path(source) if is_local(source) and origin is None else None
     listing = source.lower().endswith((".csv", ".jsonl"))
     if local is not None and "{" not in source:
         if not local.exists():
@@ -113,7 +122,7 @@ def open_source(source: str, pictures: Pictures | None = None) -> ImageSource:
             )
         if local.is_file() and listing:
             return FolderSource(local.parent, listing=local, pictures=chosen)
-    place = Place(source.rpartition("/")[0] if listing else source)
+    place = Place(source.rpartition("/")[0] if listing else source, origin)
     files = place.files()
     for suffix, kind in ((".arrow", "arrow"), (".tar", "tar"), (".parquet", "parquet")):
         having = [file for file in files if file.name.lower().endswith(suffix)]

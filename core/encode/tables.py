@@ -46,6 +46,7 @@ class _Rows(PieceSource):
         needed = [(f"data.pictures.{field}", name) for field, name in asked.items() if name]
         needed += [("data.pictures.captions", item.field) for item in wanted.captions]
         needed += [("data.pictures.scores", name) for name in wanted.scores]
+        needed += [("data.pictures.keep", item.field) for item in wanted.keep]
         for field, name in needed:
             if name not in names:
                 raise UsageError(

@@ -8,6 +8,7 @@ from isthmus.storage.shards.spec import (
     DatasetSpec,
     EncodedText,
     EncoderSpec,
+    FieldSpec,
     Sample,
     TextColumn,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "DatasetWriter",
     "EncodedText",
     "EncoderSpec",
+    "FieldSpec",
     "Index",
     "Manifest",
     "Problem",

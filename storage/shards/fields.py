@@ -91,10 +91,11 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 def scan(
     source: Source, names: Sequence[str], convert: Callable[[Column, Bytes, int], object] | None = None
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    """Some fields of every block of our own layout, in order: the block's number, and field -> values.
+    """Some fields of every block, in order: the block's number, and field -> values.
 
     Args:
-        convert: column, its chunk (checked) and rows -> values; by default numbers [rows] with NaN, or a list of text.
+        convert: of our own layout: column, its chunk (checked) and rows -> values. By default, and of files that others
+            made: numbers [rows] with NaN, or a list of text.
 
     Raises:
         CorruptShard: the bytes are not those that the index lists.
@@ -102,6 +103,10 @@ def scan(
     """
     from isthmus.storage.shards.rewrite_source import in_order
 
+    if source.dataset.manifest.columns is not None:
+        blocks = range(len(source.dataset.index))
+        yield from in_order(lambda number: (number, source.small(number, names)), blocks, THREADS)
+        return
     index, spec = source.dataset.index, source.dataset.spec
     ranges = index.sibling(FIELDS)
     columns = [(at, column) for at, column in enumerate(columns_of(spec, FIELDS)) if column.name in names]

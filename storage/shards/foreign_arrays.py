@@ -274,7 +274,9 @@ def flag_rows(column: Any) -> NDArray[np.bool_]:
 
 def real_rows(column: Any) -> NDArray[np.float64]:
     """The rows of a column of numbers, NaN where there is none or it is not finite; [rows]."""
-    parts = [chunk.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    parts = [
+        chunk.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False) for chunk in column.chunks
+    ]
     found = np.concatenate(parts) if parts else np.zeros(0)
     return np.where(np.isfinite(found), found, np.nan)
 

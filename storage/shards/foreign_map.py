@@ -178,7 +178,9 @@ class ColumnMap:
         if len(self.captions) != spec.captions:
             raise UsageError(f"columns.captions has {len(self.captions)} captions, not {spec.captions}")
         if self.field_specs() != spec.fields:
-            raise UsageError(f"columns.fields are {', '.join(self.fields) or 'none'}, not the dataset's fields")
+            raise UsageError(
+                f"columns.fields are {', '.join(self.fields) or 'none'}, not the dataset's fields"
+            )
         for number, caption in enumerate(self.captions):
             place = f"columns.captions.{number}"
             for encoder in spec.text:
@@ -328,7 +330,9 @@ def _fields(raw: Any) -> dict[str, FieldColumn]:
         inner.known("column", "kind")
         kind = inner.raw.get("kind")
         if kind not in ("number", "text"):
-            raise UsageError(f"{place} is number or text, or {{column: NAME, kind: number}}, not {kind!r:.60}")
+            raise UsageError(
+                f"{place} is number or text, or {{column: NAME, kind: number}}, not {kind!r:.60}"
+            )
         column = inner.name("column") or column_name(name, place)
         found[str(name)] = FieldColumn(column, kind)
     return found

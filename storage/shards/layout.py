@@ -111,7 +111,9 @@ def columns_of(
     """
     columns = [Column("key", "string")]
     if sibling == FIELDS:
-        columns += [Column(told.name, "number?" if told.kind == "number" else "text?") for told in spec.fields]
+        columns += [
+            Column(told.name, "number?" if told.kind == "number" else "text?") for told in spec.fields
+        ]
     elif sibling.startswith("text"):
         columns.append(Column("caption", "string"))
         if sibling == "text":

@@ -150,7 +150,9 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         resolutions=tuple(_get(raw, "resolutions", list)),
         captions=_get(raw, "captions", int),
         buckets=tuple(_get(raw, "buckets", list)),
-        fields=tuple(_build(FieldSpec, item, "fields") for item in _get({"fields": [], **raw}, "fields", list)),
+        fields=tuple(
+            _build(FieldSpec, item, "fields") for item in _get({"fields": [], **raw}, "fields", list)
+        ),
     )
     files = {
         str(name): _build(SideFile, entry, f"files.{name}")

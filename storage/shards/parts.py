@@ -28,7 +28,7 @@ from isthmus.storage.shards.writer import DatasetWriter
 WORK_FOLDER = "_encode"
 """Where whoever writes parts keeps their records until the manifest is there, and files lie that are half written."""
 MAX_PARTS, _SHARDS_OF_A_PART = 100_000, 10_000
-_SHARD = re.compile(r"part-([0-9]{5,9})\.(text[0-9]*|[0-9]+px|all)\.parquet")
+_SHARD = re.compile(r"part-([0-9]{5,9})\.(text[0-9]*|[0-9]+px|fields|all)\.parquet")
 
 
 class PartWriter(DatasetWriter):
@@ -141,7 +141,7 @@ def assemble(
     columns: dict[str, list[str]] = {}
     for bucket, size_class in sorted({(block.bucket, block.size_class) for block in blocks}):
         for sibling in siblings(spec, size_class):
-            shape = None if sibling.startswith("text") else shapes[bucket][int(sibling.removesuffix("px"))]
+            shape = shapes[bucket][int(sibling.removesuffix("px"))] if sibling.endswith("px") else None
             columns[sibling] = [column.name for column in columns_of(spec, sibling, shape)]
     lines = [dict(item) for item in rejected]
     contents = {

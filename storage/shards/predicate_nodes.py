@@ -100,7 +100,9 @@ def null(wrong: Wrong, node: Node) -> Node:
         return Node("flag", lambda v, n: np.equal(node.of(v, n), 0), node.at)
     if node.nan_is_null:
         return Node("flag", lambda v, n: np.isnan(node.of(v, n)), node.at)
-    raise wrong("`is null` asks for text, kept fields, or an original size or crop; others are always told", node.at)
+    raise wrong(
+        "`is null` asks for text, kept fields, or an original size or crop; others are always told", node.at
+    )
 
 
 def like(left: Node, pattern: str) -> Node:

@@ -16,10 +16,10 @@ from isthmus.errors import CorruptShard, StorageError
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
 from isthmus.storage.shards.blocks import Block, Bytes
 from isthmus.storage.shards.dataset import Dataset
+from isthmus.storage.shards.fields import take
 from isthmus.storage.shards.foreign import Decoder, ForeignReader
 from isthmus.storage.shards.foreign_arrays import field_rows, flag_rows, number_rows, text_rows
 from isthmus.storage.shards.foreign_block import Expected
-from isthmus.storage.shards.fields import take
 from isthmus.storage.shards.layout import CROP_COLUMNS, FIELDS, SIZE_COLUMNS, Column, columns_of
 
 T = TypeVar("T")

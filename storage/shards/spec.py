@@ -158,7 +158,9 @@ class DatasetSpec:
             seen.add(told.name.casefold())
             for encoder in self.text:
                 if re.fullmatch(f"{encoder.name}_(tokens|length|pooled)[0-9]*", told.name, re.IGNORECASE):
-                    raise UsageError(f"field {told.name} has the name of a column of text encoder {encoder.name}")
+                    raise UsageError(
+                        f"field {told.name} has the name of a column of text encoder {encoder.name}"
+                    )
 
     def resolutions_of(self, size_class: int) -> tuple[int, ...]:
         """The resolutions stored for an image of this size class: those it reaches without upscaling."""

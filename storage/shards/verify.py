@@ -306,7 +306,9 @@ def _latent_bytes(index: Index, manifest: Manifest, resolution: int) -> int:
 
 
 def stats(uri: str | list[str]) -> dict[str, object]:
-    """Counts, sizes, buckets and encoders of a dataset, from its manifest and index; JSON-able."""
+    """Counts, sizes, buckets and encoders of a dataset, from its manifest and index, and what its fields hold; JSON-able."""
+    from isthmus.storage.shards.field_stats import field_stats
+
     dataset = open_dataset(uri)
     manifest, spec, index = dataset.manifest, dataset.spec, dataset.index
     return {
@@ -359,4 +361,5 @@ def stats(uri: str | list[str]) -> dict[str, object]:
             "scaling_factor": spec.autoencoder.scaling_factor,
             "shift_factor": spec.autoencoder.shift_factor,
         },
+        "fields": field_stats(dataset) if spec.fields else {},
     }

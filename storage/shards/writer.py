@@ -19,6 +19,7 @@ from isthmus.storage.shards.files import SiblingFile, text_file, write_whole
 from isthmus.storage.shards.index import BlockEntry, dump_index, shard_file
 from isthmus.storage.shards.layout import (
     CROP_COLUMNS,
+    FIELDS,
     MAX_ROWS_PER_GROUP,
     SIZE_COLUMNS,
     Column,
@@ -31,7 +32,7 @@ from isthmus.storage.shards.manifest import Manifest, SideFile
 from isthmus.storage.shards.spec import SCHEMA_VERSION, DatasetSpec, Sample, TextColumn
 
 BLOCK_BYTES, SHARD_BYTES = 10_000_000, 1_500_000_000
-_OUR_SHARDS = re.compile(r"part-[0-9]{5,9}\.(text[0-9]*|[0-9]+px)\.parquet")
+_OUR_SHARDS = re.compile(r"part-[0-9]{5,9}\.(text[0-9]*|[0-9]+px|fields)\.parquet")
 
 
 class DatasetWriter:
@@ -191,7 +192,7 @@ class DatasetWriter:
         return manifest
 
     def _columns(self, bucket: str, sibling: str) -> list[Column]:
-        shape = None if sibling.startswith("text") else self._shapes[bucket][int(sibling.removesuffix("px"))]
+        shape = self._shapes[bucket][int(sibling.removesuffix("px"))] if sibling.endswith("px") else None
         return columns_of(self.spec, sibling, shape)
 
     def _fill(self, group: _Group, sample: Sample) -> None:
@@ -221,6 +222,12 @@ class DatasetWriter:
             values["key"][at] = sample.key
             values["latent_mean"][at] = mean
             values["latent_logvar"][at] = logvar
+        if self.spec.fields:
+            values = group.values[FIELDS]
+            values["key"][at] = sample.key
+            for told in self.spec.fields:
+                value = sample.fields.get(told.name)
+                values[told.name][at] = (np.nan if told.kind == "number" else "") if value is None else value
 
     def _flush(self, group: _Group) -> None:
         """Writes the group's buffered rows as one block."""
@@ -305,8 +312,10 @@ class _Group:
 def _empty(columns: Sequence[Column], rows: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for column in columns:
-        if column.kind == "string":
+        if column.kind in ("string", "text?"):
             values[column.name] = [""] * rows
+        elif column.kind == "number?":
+            values[column.name] = np.full(rows, np.nan)
         else:
             kinds = {"bytes": np.float16, "int32": np.int32, "bool": np.bool_}
             values[column.name] = np.zeros((rows, *column.shape), kinds[column.kind])

@@ -15,6 +15,7 @@ FIELDS = "e2e/test_train_fields.py"
 OPTIM = "e2e/test_optim_fields.py"
 ALIVE = "e2e/test_alive_fields.py"
 PICTURES = "unit/test_encode_inputs.py"
+KEPT = "unit/test_encode_fields.py"
 
 SHOWN: dict[str, dict[str, str]] = {
     "Recipe": {
@@ -50,11 +51,15 @@ SHOWN: dict[str, dict[str, str]] = {
     },
     "Source": {"uri": FIELDS, "repeat": FIELDS},
     "Buckets": dict.fromkeys(("step", "min_ratio", "max_ratio"), "unit/test_encode_buckets.py"),
-    "Pictures": dict.fromkeys(
-        ("image", "key", "captions", "provenance", "min_side", "min_ratio", "max_ratio", "scores", "licence", "licences"),
-        PICTURES,
-    ),
+    "Pictures": {
+        **dict.fromkeys(
+            ("image", "key", "captions", "provenance", "min_side", "min_ratio", "max_ratio", "scores", "licence",
+             "licences"), PICTURES,
+        ),
+        **dict.fromkeys(("keep", "phash"), KEPT),
+    },
     "CaptionField": dict.fromkeys(("field", "weight"), PICTURES),
+    "KeptField": dict.fromkeys(("field", "kind", "name"), KEPT),
     "Bounds": dict.fromkeys(("min", "max"), PICTURES),
     "Objective": {
         **dict.fromkeys(
