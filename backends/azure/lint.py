@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from isthmus.backends.azure import egress, rules, rules_data, skus
+from isthmus.backends.azure import egress, regions, rules, rules_data, skus
 from isthmus.backends.azure.body import check_body
 from isthmus.backends.azure.image import DIGEST
 from isthmus.backends.azure.places import blob_of
@@ -72,6 +72,9 @@ def _place(job: Job, settings: AzureSettings, target: Target) -> Iterator[Findin
     if target.region is None:
         yield rules.REGION.found("backends.azure.region is not set")
     wanted = job.offer.region if job.offer else None
+    for region in dict.fromkeys((target.region, wanted, *settings.regions)):
+        if region and (told := regions.unknown(region)):
+            yield rules.REGION_NAME.found(told)
     if wanted and settings.region and wanted != settings.region and wanted not in settings.regions:
         yield rules.REGION_OTHER.found(
             f"the offer is in {wanted}, backends.azure is set up for {', '.join([settings.region, *settings.regions])}"

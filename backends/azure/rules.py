@@ -47,6 +47,15 @@ REGION = Rule(
     why="Limits that differ by region (storage egress, quota) and prices cannot be looked up offline.",
     fix="backends.azure.region: italynorth",
 )
+REGION_NAME = Rule(
+    id="azure.region-name",
+    level="warning",
+    title="no region of that name is known here",
+    why="A workspace, quota and prices are looked up by it, and the offer would never be found. A region that is newer than this "
+    "version of isthmus is one that it does not know, either.",
+    fix="correct the name: backends.azure.region, backends.azure.regions, compute.offers",
+    source="Microsoft's list of Azure regions",
+)
 REGION_OTHER = Rule(
     id="azure.region-other",
     level="error",
@@ -215,7 +224,7 @@ TENSORBOARD = Rule(
 )
 
 RULES: tuple[Rule, ...] = (
-    SETTINGS, SKU, IMAGE_TAG, IMAGE_BUILD, REGION, REGION_OTHER, NODES_FABRIC, NO_FABRIC, MEMLOCK, SHM_LARGE, DOCKER,
+    SETTINGS, SKU, IMAGE_TAG, IMAGE_BUILD, REGION, REGION_NAME, REGION_OTHER, NODES_FABRIC, NO_FABRIC, MEMLOCK, SHM_LARGE, DOCKER,
     MSCCLPP_IMAGE, MSCCLPP, IDENTITY_SERVERLESS, IDENTITY_USER, TIMEOUT_LONG, TIMEOUT_LOW, TIMEOUT_SHORT, TIER, RESTARTS,
     GRACE, TAG, VARIABLE, VARIABLE_TEXT, EXPRESSION, TENSORBOARD, *rules_data.RULES, *body.RULES,
 )  # fmt: skip

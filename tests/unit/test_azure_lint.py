@@ -16,9 +16,11 @@ from azure_jobs import ACCOUNT, IDENTITY, IMAGE, az, make_job, offer
 
 from isthmus.backends.azure import body, egress, rules, skus
 from isthmus.backends.azure.backend import AzureBackend
+from isthmus.backends.azure.regions import REGIONS
 from isthmus.backends.azure.render import render
 from isthmus.backends.spec import Finding, Job
 from isthmus.core.recipe.checks import PEAK_FLOPS
+from isthmus.cost import regions as cost_regions
 from isthmus.errors import RecipeError, UsageError
 
 ONLINE = {
@@ -53,6 +55,7 @@ CASES = [
     Case("azure.image-tag", az(environment={"image": "registry.example.com/train:latest"})),
     Case("azure.image-build", az(environment={"build": {"path": "docker"}})),
     Case("azure.region-unknown", [], az(region="italynorth"), without=("region",)),
+    Case("azure.region-name", az(region="italinorth"), az(region="italynorth")),
     Case("azure.region-other", [], az(regions={"westeurope": {"workspace": "west"}}),
          offer_trips=offer("on_demand", region="westeurope"), offer_keeps=offer("on_demand", region="westeurope")),
     Case("azure.fabric-nodes", [*BIG, "compute.gpus_per_node=8", "compute.nodes=128"],
@@ -323,3 +326,19 @@ def test_offers() -> None:
     ]
     (one,) = AzureBackend().offers(make_job())
     assert (one.sku, one.tier) == ("Standard_D4ds_v5", "on_demand")
+
+
+def test_a_misspelt_region_is_told_with_the_right_one_wherever_it_stands() -> None:
+    assert set(cost_regions.REGIONS["azure"]) == REGIONS
+    for words, wanted in (
+        (az(region="italynoth"), None),
+        (az(regions={"italinorth": {"workspace": "w"}}), None),
+        ([], offer("on_demand", region="italynort")),
+    ):
+        finding = ids(make_job(*words, offer=wanted))["azure.region-name"]
+        assert finding.level == "warning"
+        assert finding.message.endswith("(did you mean italynorth?)")
+    assert (
+        ids(make_job(*az(region="middleearth")))["azure.region-name"].message
+        == "Azure has no region middleearth"
+    )
