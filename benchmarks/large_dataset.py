@@ -4,7 +4,9 @@ The rows are as small as can be (a key, a caption, eight bytes of text embedding
 as many as of full-size rows: 64 rows a row group, 70 row groups a file, as SDXL at 256 pixels has. Indexing, planning and
 checking take time and memory by rows, row groups and files; what they do not touch is left out.
 
-    python large_dataset.py [--rows N] [--folder DIR] [--looking] [--json]
+    python large_dataset.py [--rows N] [--folder DIR] [--looking | --fields] [--json]
+
+With --fields every row has a score, a licence and a perceptual hash: `stats`, `filter` by them and `duplicates` are measured.
 
 Each command is a process of its own: minutes, and the most memory that it held. About 2 GB of disk, removed at the end.
 """
@@ -39,7 +41,27 @@ columns:
 """
 
 
-def write_files(folder: Path, rows: int) -> int:
+FIELDS = "  fields: {aesthetic: number, licence: text, phash: text, phash_colours: text}\n"
+
+
+def fields_of(count: int, random: Any) -> dict[str, Any]:
+    """A score, a licence and a hash a row, some nulls; one picture in a thousand is there twice."""
+    import numpy as np
+    import pyarrow as pa
+
+    scores = random.normal(5, 1, count)
+    bits = random.integers(0, 256, (count, 8), np.uint8)
+    bits[1::1000] = bits[:-1:1000][: len(bits[1::1000])]
+    licences = np.array(["cc0", "cc-by-4.0", "cc-by-sa-4.0", "unsplash"])[random.integers(0, 4, count)]
+    return {
+        "aesthetic": pa.array(scores, mask=random.random(count) < 0.1),
+        "licence": pa.array(licences, mask=random.random(count) < 0.05),
+        "phash": pa.array([row.tobytes().hex() for row in bits]),
+        "phash_colours": pa.array(["80" * 12] * count),
+    }
+
+
+def write_files(folder: Path, rows: int, fields: bool) -> int:
     """Parquet files as another tool writes them. Returns their bytes."""
     import numpy as np
     import pyarrow as pa
@@ -59,6 +81,7 @@ def write_files(folder: Path, rows: int) -> int:
                 "text": pa.array([f"picture {at}" for at in range(first, first + count)]),
                 "tokens": pa.array([row.tobytes() for row in arrays[0]], pa.binary(8)),
                 "latent": pa.array([row.tobytes() for row in arrays[1]], pa.binary(8)),
+                **(fields_of(count, random) if fields else {}),
             }
         )
         path = folder / f"{number:05d}.parquet"
@@ -67,10 +90,10 @@ def write_files(folder: Path, rows: int) -> int:
     return size
 
 
-def _apart(folder: Path, rows: int) -> int:
+def _apart(folder: Path, rows: int, fields: bool) -> int:
     """The same in a process of its own: what this one held would count as a child's peak."""
     with ProcessPoolExecutor(1) as pool:
-        return pool.submit(write_files, folder, rows).result()
+        return pool.submit(write_files, folder, rows, fields).result()
 
 
 def measured(*arguments: str) -> dict[str, Any]:
@@ -103,30 +126,33 @@ def main() -> None:
     parser.add_argument(
         "--looking", action="store_true", help="index, stats and verify --sample alone: a minute"
     )
+    parser.add_argument(
+        "--fields", action="store_true", help="rows with scores, licences and hashes: what they cost"
+    )
     parser.add_argument("--json", action="store_true")
     told = parser.parse_args()
     # An end by SIGTERM removes the files, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     work = Path(tempfile.mkdtemp(prefix="isthmus-large-", dir=told.folder))
     try:
-        found = run(work, told.rows, looking=told.looking, say=not told.json)
+        found = run(work, told.rows, looking=told.looking, fields=told.fields, say=not told.json)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if told.json:
         print(json.dumps(found, indent=2))
 
 
-def run(work: Path, rows: int, *, looking: bool, say: bool) -> dict[str, Any]:
+def run(work: Path, rows: int, *, looking: bool, fields: bool, say: bool) -> dict[str, Any]:
     """All commands, one after the other."""
     started = time.monotonic()
-    size = _apart(work / "theirs", rows)
+    size = _apart(work / "theirs", rows, fields)
     files = -(-rows // (ROWS_PER_GROUP * GROUPS))
     blocks = -(-rows // ROWS_PER_GROUP)
     if say:
         print(f"{rows} rows, {blocks} row groups, {files} files, {size / 1e6:.0f} MB, "
               f"written in {time.monotonic() - started:.0f} s")  # fmt: skip
         print(f"{'command':<28}{'minutes':>9}{'CPU min':>9}{'peak MB':>9}")
-    (work / "map.yaml").write_text(MAP)
+    (work / "map.yaml").write_text(MAP + (FIELDS if fields else ""))
     theirs, index, ours = (str(work / name) for name in ("theirs", "index", "ours"))
     foreign = [index, theirs]
     commands = [
@@ -140,8 +166,17 @@ def run(work: Path, rows: int, *, looking: bool, say: bool) -> dict[str, Any]:
         ("split 99 : 1", ["split", ours, str(work / "parts"), "--parts", "train=0.99,val=0.01"]),
         ("merge of the parts", ["merge", f"{work}/parts/train", f"{work}/parts/val", str(work / "all")]),
     ]
+    if looking:
+        commands = commands[:3]
+    if fields:
+        where = "aesthetic >= 7.5 and licence in ('cc0', 'cc-by-4.0')"
+        commands = [
+            *(one for one in commands if one[0] in ("index", "repack to our layout", "stats")),
+            ("duplicates", ["duplicates", ours]),
+            ("filter 1 in 350", ["filter", ours, str(work / "some"), "--where", where]),
+        ]
     results = []
-    for name, arguments in commands[:3] if looking else commands:
+    for name, arguments in commands:
         one = {"name": name, **measured(*arguments)}
         results.append(one)
         if say:

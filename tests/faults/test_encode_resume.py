@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("torch")
@@ -44,14 +46,17 @@ for number in range(5):
             noise = random.integers(0, 256, (40 + 8 * (at % 2), 48, 3), dtype=np.uint8)
             data = io.BytesIO()
             Image.fromarray(noise).save(data, "png")
-            members = [("png", data.getvalue()), ("txt", f"picture {at % 3}".encode())]
+            about = {"score": at / 2 if at % 3 else None, "licence": f"cc{at % 2}"}
+            members = [("png", data.getvalue()), ("txt", f"picture {at % 3}".encode()), ("json", json.dumps(about).encode())]
             if at == 4 and number == 2:
                 members[0] = ("png", b"nothing")
             for kind, content in members:
                 info = tarfile.TarInfo(f"{at}.{kind}")
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
-recipe = load_recipe("quickstart", ["data.buckets={step: 8, min_ratio: 0.5, max_ratio: 2.0}"]).recipe
+keep = "[{field: score, kind: number}, {field: licence, kind: text}]"
+buckets = "{step: 8, min_ratio: 0.5, max_ratio: 2.0}"
+recipe = load_recipe("quickstart", [f"data.buckets={buckets}", f"data.pictures.keep={keep}"]).recipe
 
 # Loaded once, before the forks: what is tried here is the order of writes.
 from isthmus.core.encode import text
@@ -98,7 +103,7 @@ def encode(dest, rank, ranks, kill_at, batch, attempt=0, slow=None):
     around(parts, "put", "before file", "file")
     around(ledger.Ledger, "remove", "before remove", "removed")
     manifest = module.encode_share(
-        open_source(str(root / "tars")), str(root / dest), recipe, device="cpu", batch_size=batch, rank=rank, ranks=ranks,
+        open_source(str(root / "tars"), recipe.data.pictures), str(root / dest), recipe, device="cpu", batch_size=batch, rank=rank, ranks=ranks,
         unit_bytes=1, rows_per_group=2, rows_per_shard=4, threads=2, team=team(dest, rank, ranks, attempt) if attempt else None,
     )
     return manifest is not None
@@ -198,6 +203,11 @@ def test_kills_at_any_moment_and_any_number_of_ranks_give_the_same_bytes(tmp_pat
         whole, events = driver.tree("whole"), driver.events()
         assert json.loads(whole["manifest.json"])["samples"] == 29
         assert len([name for name in whole if name.startswith("part-")]) >= 15
+        kept = [pq.read_table(io.BytesIO(whole[name])) for name in whole if name.endswith(".fields.parquet")]
+        rows = [row for table in kept for row in table.to_pylist()]
+        assert sorted(row["score"] is None for row in rows) == [False] * 19 + [True] * 10
+        assert {row["licence"] for row in rows} == {"cc0", "cc1"}
+        assert len({row["phash"] for row in rows}) == 29
         assert not any(name.startswith("_encode") for name in whole)
         assert json.loads(whole["_rejected.jsonl"])["key"] == "2/4"
         # Each kind of moment once, and some more.
