@@ -27,6 +27,7 @@ from isthmus.storage.shards.layout import (
 
 Bytes = NDArray[np.uint8]
 
+_WRONG = "its bytes have another checksum than the index lists"
 MAX_GAP = 1 << 16
 """Bytes that are read and thrown away rather than asked for around."""
 
@@ -205,8 +206,7 @@ class BlockReader:
                 data = self._read_part(block, part, size, into)
                 wrong = self._wrong_column(block, part, lengths, data)
             if wrong is not None:
-                message = "its bytes have another checksum than the index lists"
-                raise self._corrupt(message, block, part, wrong)
+                raise self._corrupt(_WRONG, block, part, wrong)
             start = 0
             for column, length in zip(part.columns, lengths, strict=True):
                 self._take(result, block, part, column, data[start : start + length])
@@ -240,46 +240,84 @@ class BlockReader:
         rows: range,
         slots: Mapping[str, Sequence[memoryview]],
     ) -> Block:
-        """Reads rows of a block, those of fixed width straight into the caller's memory; checksums are not compared.
+        """Reads rows of a block, those of fixed width straight into the caller's memory.
 
         Args:
-            rows: which, without gaps.
-            slots: fixed-width column -> for each row, where its bytes go.
+            rows: which, without gaps. Checksums are compared, if at all, where these are all of the block's.
+            slots: fixed-width column -> for each row, where its bytes go; no two in the same place if checksums are compared.
 
         Returns the rows' numbers and strings.
+
+        Raises:
+            CorruptShard, StorageError: as :meth:`read`.
         """
         result = Block(int(self.dataset.index.rows[block]))
+        check = self.check and len(rows) == result.rows
         for part in self._parts(block, caption):
             lengths = self._lengths(block, part)
-            index = self.dataset.index.sibling(part.sibling)
-            start = index.start(block, part.first)
-            chunks: list[tuple[Column, int, int]] = []  # the small columns: where they lie in the file
-            pieces: list[tuple[int, Sequence[memoryview], int]] = []  # offset, views, bytes
+            start = self.dataset.index.sibling(part.sibling).start(block, part.first)
+            # Small columns are decoded from memory of this thread's; so are, if anybody looks, the headers of others.
             small = self._small(
-                sum(length for c, length in zip(part.columns, lengths, strict=True) if c.kind != "bytes")
+                sum(
+                    length - (result.rows * c.width if c.kind == "bytes" and c.width else 0)
+                    for c, length in zip(part.columns, lengths, strict=True)
+                )
             )
+            pieces: list[tuple[int, Sequence[memoryview], int]] = []  # offset, views, bytes
+            chunks: list[tuple[Column, Sequence[memoryview]]] = []
             used = 0
             for column, length in zip(part.columns, lengths, strict=True):
+                views: Sequence[memoryview] = ()
                 if column.kind == "bytes":
                     assert column.width is not None
-                    first = start + length - (result.rows - rows.start) * column.width
-                    pieces.append((first, slots[column.name], len(rows) * column.width))
+                    size = len(rows) * column.width
+                    first = length - (result.rows - rows.start) * column.width
+                    views = slots[column.name]
+                    if check:
+                        views = [small[used : used + first].data, *views]
+                        used, size, first = used + first, length, 0
+                    pieces.append((start + first, views, size))
                 elif column.name != "source":
-                    pieces.append((start, [small[used : used + length].data], length))
-                    chunks.append((column, used, length))
+                    views = [small[used : used + length].data]
+                    pieces.append((start, views, length))
                     used += length
+                chunks.append((column, views))
                 start += length
-            with self._place(block, part) as (name, ranges, file_bytes):
-                for offset, views in self._joined(pieces):
-                    ranges.scatter(name, offset, views, file_bytes=file_bytes)
-            for column, at, length in chunks:
-                self._take(result, block, part, column, small[at : at + length])
+            wrong = self._fill(block, part, pieces, chunks if check else ())
+            if wrong is not None:
+                self._discard(block, part)
+                wrong = self._fill(block, part, pieces, chunks)
+            if wrong is not None:
+                raise self._corrupt(_WRONG, block, part, wrong)
+            for column, views in chunks:
+                if column.kind != "bytes" and views:
+                    self._take(result, block, part, column, np.frombuffer(views[0], np.uint8))
         for strings in result.strings:
             result.strings[strings] = result.strings[strings][rows.start : rows.stop]
         for number in result.numbers:
             result.numbers[number] = result.numbers[number][rows.start : rows.stop]
         result.rows = len(rows)
         return result
+
+    def _fill(
+        self,
+        block: int,
+        part: _Part,
+        pieces: Sequence[tuple[int, Sequence[memoryview], int]],
+        chunks: Sequence[tuple[Column, Sequence[memoryview]]],
+    ) -> str | None:
+        """Reads pieces of a part; the first column, of those given with all their bytes, whose checksum differs."""
+        with self._place(block, part) as (name, ranges, file_bytes):
+            for offset, views in self._joined(pieces):
+                ranges.scatter(name, offset, views, file_bytes=file_bytes)
+        told = self.dataset.index.sibling(part.sibling).crc32
+        for number, (column, views) in enumerate(chunks):
+            crc = 0
+            for view in views:
+                crc = zlib.crc32(view, crc)
+            if views and crc != int(told[block, part.first + number]):
+                return column.name
+        return None
 
     def _joined(
         self, pieces: Sequence[tuple[int, Sequence[memoryview], int]]
@@ -349,21 +387,3 @@ class BlockReader:
         except StorageError as error:
             message = f"cannot read shard {name}, row group {int(index.row_group[block])}: {error.message}"
             raise StorageError(message, where=error.where, hint=error.hint) from error
-
-
-def read_range(dataset: Dataset, name: str, start: int, into: Bytes, row_group: int | None = None) -> None:
-    """Fills `into` with a file's bytes from `start` on; CorruptShard when the file is missing or too short."""
-    try:
-        dataset.ranges(name).scatter(name, start, [into.data])
-    except FileNotFoundError:
-        raise CorruptShard("the file is missing", shard=name, row_group=row_group) from None
-    except FileCutShort as error:
-        raise CorruptShard(
-            f"the file is cut short: {error.message}", shard=name, row_group=row_group
-        ) from None
-
-
-def read_blocks(dataset: Dataset, resolution: int, blocks: Sequence[int], caption: int = 0) -> list[Block]:
-    """These blocks, each in fresh memory: for tools and tests, not for training."""
-    reader = BlockReader(dataset, resolution)
-    return [reader.read(block, caption) for block in blocks]

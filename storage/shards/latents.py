@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import CorruptShard
-from isthmus.storage.shards.blocks import Bytes, block_reader, read_range
+from isthmus.storage.shards.blocks import Bytes, block_reader
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.layout import decode_strings, latent_sibling, page_header
+from isthmus.storage.shards.whole_reads import read_range
 
 
 def read_means(dataset: Dataset, block: int, resolution: int) -> NDArray[np.float16]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from isthmus.errors import CorruptShard, DataError, StorageError
 from isthmus.storage.shards import manifest as names
-from isthmus.storage.shards.blocks import Block, Bytes, read_range
+from isthmus.storage.shards.blocks import Block, Bytes
 from isthmus.storage.shards.dataset import Dataset, open_dataset, read_manifest, read_side_file
 from isthmus.storage.shards.fields import take
 from isthmus.storage.shards.files import parse_text_file
@@ -21,6 +21,7 @@ from isthmus.storage.shards.foreign_verify import verify_foreign
 from isthmus.storage.shards.index import Index, SiblingIndex
 from isthmus.storage.shards.layout import Column, columns_of, finite_rows, siblings
 from isthmus.storage.shards.manifest import Manifest
+from isthmus.storage.shards.whole_reads import read_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class Ahead(ABC, Generic[Item]):
                 self._recycle(state.lent.popleft())
             if not state.settled():
                 self._work.notify()  # memory may have come free
+                self.depth.waiting()
                 while not state.stopped and not state.settled():
                     left = began + self._wait_limit - time.monotonic()
                     if left <= 0:
@@ -113,7 +114,6 @@ class Ahead(ABC, Generic[Item]):
                         )
                     self._ready.wait(left)
                 self.depth.waited()
-                self._start_threads()
             else:
                 self.depth.served()
             state.waited += time.monotonic() - began

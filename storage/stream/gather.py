@@ -144,7 +144,9 @@ class Gatherer(Ahead[Part]):
         with self._lock:
             state = self._state
             del state.active[part]
-            self.depth.read(took, size)
+            if self.depth.read(took, size):
+                self._start_threads()
+                self._work.notify()
             if failure is not None:
                 if not isinstance(failure, IsthmusError):
                     state.broken = failure

@@ -311,8 +311,10 @@ class Loader:
 
     def _may_cut(self, stage: StageReader, source: int) -> Cut | None:
         reader = stage.readers[source]
-        if self._check or not reader.fills:
+        if not reader.fills:
             return None
+        if self._check:
+            return "whole"
         return "rows" if reader.direct(stage.block(source, 0)) else "blocks"
 
     def _capacity(self, step: int) -> int:

@@ -203,7 +203,9 @@ class Prefetcher(Ahead[Read | Kept]):
             del self._state.active[item]
             if self._state.wanted >= self._state.opening:
                 self._state.full = False  # what is due may wait for this read to end
-            self.depth.read(took, item.size)
+            if self.depth.read(took, item.size):
+                self._start_threads()
+                self._work.notify()
             if failure is not None:
                 if not isinstance(failure, IsthmusError):
                     self._state.broken = failure

@@ -26,7 +26,7 @@ from isthmus.storage.stream.work import Job, Kept, Read, Target
 
 Int64 = NDArray[np.int64]
 
-Cut = Literal["rows", "blocks"]
+Cut = Literal["rows", "blocks", "whole"]
 MIN_CUT = 4
 """A read is cut to a window's rows when these are at least one row in so many of the block's: every read also
 fetches and decodes the block's strings."""
@@ -87,7 +87,8 @@ class Planner:
         place: global step -> its stage and where its rows stand.
         lanes: of this rank.
         cut: what of a source's blocks at a stage may be read straight into batches: any `rows`, or only whole `blocks`
-            (of a store, where a request costs more than the rows of a neighbour); None: nothing.
+            (of a store, where a request costs more than the rows of a neighbour), or only `whole` ones of which no row is
+            left out (whose checksums are compared where they lie); None: nothing.
         lock: of the lines, whose caches others use too.
     """
 
@@ -290,8 +291,8 @@ class Planner:
         how = self._cut(stage, run.source)
         if how is None or any(isinstance(target, int) for target in targets):
             return False
-        if how == "blocks":
-            return run.count == rows
+        if how != "rows":
+            return run.count == rows and (how == "blocks" or None not in targets)
         return not beyond or run.count * MIN_CUT >= rows
 
     def _keep(

@@ -15,10 +15,10 @@ import pytest
 
 from isthmus.errors import CorruptShard, UsageError
 from isthmus.storage.shards import open_dataset, verify
-from isthmus.storage.shards.blocks import read_blocks
 from isthmus.storage.shards.foreign_convert import convert_files
 from isthmus.storage.shards.foreign_settings import parse_settings
 from isthmus.storage.shards.synthetic import sample
+from isthmus.storage.shards.whole_reads import read_blocks
 
 RULE = {"height": "px_h", "width": "px_w"}
 

@@ -6,11 +6,14 @@ import threading
 import warnings
 from itertools import islice
 
+import numpy as np
 import pytest
+from faulty import flipped
 
 from isthmus.errors import CorruptShard, DataError, StorageError
 from isthmus.storage.shards import open_dataset
 from isthmus.storage.shards.blocks import BlockReader
+from isthmus.storage.shards.layout import columns_of
 from isthmus.storage.shards.synthetic import write_synthetic
 from isthmus.storage.stream import Loader, Plan, Segment
 
@@ -74,6 +77,53 @@ def test_a_flipped_byte_names_shard_row_group_and_column_and_comes_at_the_step_t
     )
     assert not threads()
     assert drain(make(data, check=False)) == 39
+
+
+@pytest.mark.parametrize("column", ["latent_mean", "latent_logvar", "t5_tokens", "key"])
+def test_checksums_of_rows_that_go_straight_into_batches(data, column):
+    dataset = open_dataset(str(data))
+    reader, rows = BlockReader(dataset, 64), int(dataset.index.rows[3])
+    whole = reader.read(3)
+    into = {name: np.zeros((rows, values.shape[1]), np.uint8) for name, values in whole.fixed.items()}
+    order = np.random.default_rng(0).permutation(rows)
+    slots = {name: [memory[row].data for row in order] for name, memory in into.items()}
+    found = reader.scatter(3, 0, range(rows), slots)
+    assert found.strings == {
+        name: whole.strings[name] for name in ("key", "caption")
+    }  # `source` is not delivered
+    for name, memory in into.items():
+        assert (memory[order] == whole.fixed[name]).all()
+    sibling = "64px" if column.startswith("latent") else "text"
+    names = [one.name for one in columns_of(dataset.spec, sibling, (4, 8, 8))]
+    start = dataset.index.sibling(sibling).start(3, names.index(column))
+    path = data / dataset.index.file(3, sibling)
+    for offset in (1, 60):  # in the page's header, too
+        content = bytearray(path.read_bytes())
+        content[start + offset] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(CorruptShard, match=f"row group 3, column {column}: its bytes have another"):
+            BlockReader(open_dataset(str(data)), 64).scatter(3, 0, range(rows), slots)
+        content[start + offset] ^= 1
+        path.write_bytes(content)
+
+
+def test_bytes_that_were_flipped_on_the_way_are_read_again(data, faulty, monkeypatch):
+    with make(data, shuffle_window=64) as loader:
+        wanted = [(list(batch.keys), batch.latent_mean.copy()) for batch in islice(loader, 30)]
+    straight = []
+    scatter = BlockReader.scatter
+    monkeypatch.setattr(BlockReader, "scatter", lambda *arguments: straight.append(1) or scatter(*arguments))
+    server = faulty(data)
+    hit = []
+    for after in (3, 9, 14):
+        server.fail(lambda answer: hit.append(1) or flipped(0.9)(answer), match=".64px.parquet", after=after)
+    loader = make(server.url, shuffle_window=64)
+    with loader:
+        for batch, (keys, latents) in zip(loader, wanted, strict=False):
+            assert list(batch.keys) == keys
+            assert (batch.latent_mean == latents).all()
+    assert straight
+    assert len(hit) == 3
 
 
 def test_a_missing_or_truncated_file_is_named(data):

@@ -20,8 +20,8 @@ from isthmus.errors import (
 )
 from isthmus.storage.filesystems import filesystem, join
 from isthmus.storage.shards import DatasetSpec, DatasetWriter, balanced_row_groups, open_dataset, stats
-from isthmus.storage.shards.blocks import read_blocks
 from isthmus.storage.shards.synthetic import TINY, random_text, sample, write_synthetic
+from isthmus.storage.shards.whole_reads import read_blocks
 
 TWO_CAPTIONS = DatasetSpec(TINY.autoencoder, TINY.text, TINY.resolutions, 2, TINY.buckets)
 
