@@ -66,7 +66,7 @@ def picture_fields(picture: Image) -> dict[str, str]:
     if (
         min(picture.size) < SIDE
     ):  # areas of less than a pixel: of small pictures only, where time does not matter
-        small = _resample_all(np.asarray(picture, np.float32)[None])[0].round().astype(np.float64)
+        small = _resample_whole(np.asarray(picture, np.int64))
     else:
         small = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX), np.float64)
     # Whole numbers below 2^53 all the way: floats hold them, and sums are the same in any order.
@@ -110,8 +110,17 @@ def _whole_cosines() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return waves, np.array([u * count + v for u, v in order])
 
 
-def _resample_all(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.stack([_resample(pictures[..., channel], SIDE, SIDE) for channel in range(3)], -1)
+def _resample_whole(picture: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[H, W, 3] -> [SIDE, SIDE, 3], rounded: as :func:`_resample`, in whole numbers. What falls between two of them would be
+    rounded up on one machine and down on another, as its sums are ordered."""
+    rows, columns = (
+        (_weights(given, SIDE).astype(np.float64) * _WAVE).round().astype(np.int64)
+        for given in picture.shape[:2]
+    )
+    sums = (rows @ picture.reshape(len(picture), -1)).reshape(SIDE, -1, 3)
+    sums = np.einsum("xw,ywc->yxc", columns, sums)
+    weight = np.outer(rows.sum(1), columns.sum(1))[..., None]
+    return ((2 * sums + weight) // (2 * weight)).astype(np.float64)
 
 
 def _resample(values: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
