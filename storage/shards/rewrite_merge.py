@@ -47,10 +47,10 @@ def common_spec(datasets: Sequence[Dataset]) -> tuple[DatasetSpec, Shapes]:
                     )
     fields: dict[str, FieldSpec] = {}
     for dataset in datasets:
-        for told in dataset.spec.fields:
-            kind = fields.setdefault(told.name, told).kind
-            if kind != told.kind:
-                problems.append(f"{dataset.uri}: field {told.name} is of kind {told.kind}, not {kind}")
+        for own in dataset.spec.fields:
+            kind = fields.setdefault(own.name, own).kind
+            if kind != own.kind:
+                problems.append(f"{dataset.uri}: field {own.name} is of kind {own.kind}, not {kind}")
     if problems:
         raise DatasetMismatch(
             "the datasets cannot become one: " + "; ".join(problems[:8]),
