@@ -1,9 +1,9 @@
 """The loader beside raw clients on the same store: the same byte ranges, each client at its best depth, one run.
 
-    python benchmarks/store_stream.py [--json FILE] [--repeats 3] [--seconds 4] [--only s3,s3_delayed,blob] [--lock FILE]
+    python benchmarks/store_stream.py [--json FILE] [--repeats 3] [--seconds 4] [--only s3,s3_tls,s3_delayed,blob] [--lock FILE]
 
 S3 is nginx over a folder that is named as a bucket: requests are signed and nothing checks it, so that little of the time is the
-server's. `s3_delayed` is the same with 20 ms to the first byte and 80 MB/s a connection. (`rclone serve s3`, which is quick
+server's. `s3_tls` is the same over TLS, `s3_delayed` with 20 ms to the first byte and 80 MB/s a connection. (`rclone serve s3`, which is quick
 too, answers range requests with status 200, which obstore refuses; moto is ten times slower and would be all that is measured.)
 Blob is Azurite, which is slow and most of what is measured. Ours is the whole loader, signed, retried, shuffled in windows of 1,024 rows over eight lanes, checksums off as the
 clients have none; with them is shown beside it. The clients read the ranges of whole blocks (11.8 MB of 64 rows), in a
@@ -43,15 +43,22 @@ from servers import (  # noqa: E402
     nginx_serving,
     running,
 )
+from tls import certificate  # noqa: E402
 
 WANTED = 0.9
-DEPTHS = {"s3": (4, 8), "s3_delayed": (16, 32), "blob": (4, 16)}
+DEPTHS = {"s3": (4, 8), "s3_tls": (2, 4), "s3_delayed": (16, 32), "blob": (4, 16)}
 CASES = {
     "s3": ("ours", "ours_checked", "obstore", "boto3"),
+    "s3_tls": ("ours", "ours_checked", "obstore", "boto3"),
     "s3_delayed": ("ours", "ours_checked", "obstore", "boto3"),
     "blob": ("ours", "ours_checked", "obstore", "azure_storage_blob"),
 }
-ROOTS = {"s3": "s3://bucket/ours", "s3_delayed": "s3://bucket/ours", "blob": "az://container/ours"}
+ROOTS = {
+    "s3": "s3://bucket/ours",
+    "s3_tls": "s3://bucket/ours",
+    "s3_delayed": "s3://bucket/ours",
+    "blob": "az://container/ours",
+}
 Get = Callable[[str, int, int], Any]
 
 
@@ -135,7 +142,7 @@ def _obstore(store: str, depth: int) -> Get:
             region="us-east-1",
             access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
             secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
-            client_options={"allow_http": True},
+            client_options={"allow_http": True, "allow_invalid_certificates": True},
         )
     else:
         client = AzureStore(
@@ -191,14 +198,19 @@ def serving(store: str, folder: Path, work: Path) -> Iterator[dict[str, str]]:
     if store != "blob":
         delay, rate = (0.02, 80e6) if store == "s3_delayed" else (0.0, None)
         (work / store).mkdir()
-        with nginx_serving(folder, work / store, delay_s=delay, bytes_per_s=rate) as address:
-            yield own | {
-                "AWS_ENDPOINT_URL": address,
-                "AWS_ACCESS_KEY_ID": "key",
-                "AWS_SECRET_ACCESS_KEY": "secret",
-                "AWS_REGION": "us-east-1",
-                "AWS_DEFAULT_REGION": "us-east-1",
-            }
+        pair = certificate(work / store) if store == "s3_tls" else None
+        with nginx_serving(folder, work / store, delay_s=delay, bytes_per_s=rate, pair=pair) as address:
+            yield (
+                own
+                | ({"AWS_CA_BUNDLE": str(pair[0])} if pair else {})
+                | {
+                    "AWS_ENDPOINT_URL": address,
+                    "AWS_ACCESS_KEY_ID": "key",
+                    "AWS_SECRET_ACCESS_KEY": "secret",
+                    "AWS_REGION": "us-east-1",
+                    "AWS_DEFAULT_REGION": "us-east-1",
+                }
+            )
         return
     azurite = azurite_command()
     if azurite is None:
@@ -277,7 +289,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a run, after its first batch")
     parser.add_argument("--warm", type=float, default=3.0, help="seconds before that")
-    parser.add_argument("--only", default="s3,s3_delayed,blob")
+    parser.add_argument("--only", default="s3,s3_tls,s3_delayed,blob")
     parser.add_argument("--json", type=Path, help="write the result here as well")
     parser.add_argument("--lock", type=Path, help="a file that is locked while it measures")
     parser.add_argument("--child", help=argparse.SUPPRESS)

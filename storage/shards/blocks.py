@@ -311,11 +311,11 @@ class BlockReader:
             for offset, views in self._joined(pieces):
                 ranges.scatter(name, offset, views, file_bytes=file_bytes)
         told = self.dataset.index.sibling(part.sibling).crc32
-        for number, (column, views) in enumerate(chunks):
+        for number, (column, pieces_of_it) in enumerate(chunks):
             crc = 0
-            for view in views:
-                crc = zlib.crc32(view, crc)
-            if views and crc != int(told[block, part.first + number]):
+            for piece in pieces_of_it:
+                crc = zlib.crc32(piece, crc)
+            if pieces_of_it and crc != int(told[block, part.first + number]):
                 return column.name
         return None
 

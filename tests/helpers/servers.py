@@ -193,13 +193,19 @@ class StartNginx(Protocol):
 
 @contextlib.contextmanager
 def nginx_serving(
-    folder: Path, work: Path, *, delay_s: float = 0.0, bytes_per_s: float | None = None
+    folder: Path,
+    work: Path,
+    *,
+    delay_s: float = 0.0,
+    bytes_per_s: float | None = None,
+    pair: tuple[Path, Path] | None = None,
 ) -> Iterator[str]:
     """nginx over a folder: each answer's first byte `delay_s` late, each connection at most so fast.
 
     Args:
         folder: what is served.
         work: an empty folder for its configuration and temporary files.
+        pair: a certificate and its key, for TLS.
     """
     modules = Path("/usr/lib/nginx/modules")
     if shutil.which("nginx") is None or (delay_s and not (modules / "ngx_http_lua_module.so").exists()):
@@ -208,6 +214,7 @@ def nginx_serving(
     lua = f"access_by_lua_block {{ ngx.sleep({delay_s}) }}" if delay_s else ""
     packages = 'lua_package_path "/usr/share/lua/5.1/?.lua;;";' if delay_s else ""
     rate = f"limit_rate {int(bytes_per_s)};" if bytes_per_s else ""
+    tls = f"ssl_certificate {pair[0]}; ssl_certificate_key {pair[1]};" if pair else ""
     load = [f"load_module {modules}/{name}_module.so;" for name in ("ndk_http", "ngx_http_lua") if delay_s]
     user = "user root;" if os.geteuid() == 0 else ""
     temporary = " ".join(
@@ -219,10 +226,10 @@ def nginx_serving(
         http {{
           access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 300;
           default_type application/octet-stream; {packages} {temporary}
-          server {{ listen 127.0.0.1:{port}; root {folder}; location / {{ {lua} {rate} }} }}
+          server {{ listen 127.0.0.1:{port}{" ssl" if pair else ""}; {tls} root {folder}; location / {{ {lua} {rate} }} }}
         }}""")
     with running(["nginx", "-p", str(work), "-c", str(work / "nginx.conf")], port):
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if pair else 'http'}://127.0.0.1:{port}"
 
 
 @pytest.fixture
