@@ -170,11 +170,11 @@ def _describe(found: dict[str, Any]) -> str:
         f"autoencoder  {autoencoder['kind']}, {autoencoder['latent_channels']} channels, "
         f"factor {autoencoder['factor']}"
     )
+    lines += [line for name, entry in found["fields"].items() for line in _field(name, entry)]
     if "sheet" in found:
         shown = found["sheet"]
         lines.append(f"sheet        {shown['rows']} pictures at {shown['resolution']} px in {shown['file']}")
     return "\n".join(lines)
-    lines += [line for name, entry in found["fields"].items() for line in _field(name, entry)]
 
 
 def _field(name: str, entry: dict[str, Any]) -> list[str]:

@@ -185,16 +185,16 @@ def _encode(
         "rejected": rejected,
         "filtered": filtered,
         "captions_left_out": last[-1].captions_left_out,
+        "fields": {
+            name: {"told": count, "unfit": last[-1].unfit.get(name, 0)}
+            for name, count in last[-1].told.items()
+        },
         "fingerprint": manifest.fingerprint,
         "rows": {
             bucket: {str(size): n for size, n in rows.items()} for bucket, rows in manifest.rows.items()
         },
         "bytes": manifest.size,
         "seconds": round(last[-1].seconds, 2),
-        "fields": {
-            name: {"told": count, "unfit": last[-1].unfit.get(name, 0)}
-            for name, count in last[-1].told.items()
-        },
     }
     changes = dict.fromkeys(
         (
@@ -234,10 +234,10 @@ def _text(dest: str, manifest: Manifest, progress: Progress, following: str) -> 
         lines.append(
             f"left out {progress.captions_left_out} captions; --captions stores more for each picture"
         )
+    lines += _fields(progress)
     lines.append(f"fingerprint {manifest.fingerprint}")
     lines.append(f"next: {following}")
     return "\n".join(lines)
-    lines += _fields(progress)
 
 
 def _fields(progress: Progress) -> list[str]:
