@@ -234,23 +234,7 @@ def _text(dest: str, manifest: Manifest, progress: Progress, following: str) -> 
         lines.append(
             f"left out {progress.captions_left_out} captions; --captions stores more for each picture"
         )
-    lines += _fields(progress)
+    lines += progress.fields_in_words()
     lines.append(f"fingerprint {manifest.fingerprint}")
     lines.append(f"next: {following}")
     return "\n".join(lines)
-
-
-def _fields(progress: Progress) -> list[str]:
-    """Of how many samples each field is kept, and what was none."""
-    from isthmus.cli.output import counted
-    from isthmus.core.encode.hashes import FIELDS
-
-    kept = {name: count for name, count in progress.told.items() if name not in FIELDS}
-    if not kept:
-        return []
-    told = ", ".join(f"{name} of {counted(n, 'sample') if n else 'none'}" for name, n in kept.items())
-    wrong = [
-        f"{counted(count, 'value')} of {name} {'is' if count == 1 else 'are'} not of its kind, and null"
-        for name, count in progress.unfit.items()
-    ]
-    return [f"kept {told}", *wrong]

@@ -10,6 +10,7 @@ import numpy as np
 
 from isthmus.core.encode.captions import CaptionEncoder, not_finite
 from isthmus.core.encode.filters import FILTER, allot
+from isthmus.core.encode.hashes import FIELDS
 from isthmus.core.encode.prepare import Prepared, as_tensor
 from isthmus.core.encode.sources import Rejected
 
@@ -57,6 +58,21 @@ class Progress:
             self.told[name] = self.told.get(name, 0) + (value is not None)
         for name in unfit:
             self.unfit[name] = self.unfit.get(name, 0) + 1
+
+    def fields_in_words(self) -> list[str]:
+        """Of how many samples each field is kept, and what was not of its kind, a line each; none where nothing is kept."""
+        kept = {name: count for name, count in self.told.items() if name not in FIELDS}
+        if not kept:
+            return []
+        told = ", ".join(
+            f"{name} of {count:,} sample{'' if count == 1 else 's'}" if count else f"{name} of none"
+            for name, count in kept.items()
+        )
+        unfit = [
+            f"{name}: what {count:,} sample{'' if count == 1 else 's'} had was not of its kind, and is null"
+            for name, count in self.unfit.items()
+        ]
+        return [f"kept {told}", *unfit]
 
     @property
     def _seen(self) -> int:

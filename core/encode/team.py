@@ -235,6 +235,8 @@ class JobTeam:
             f"{whole.rate:.1f} images/s{cost}; "
             f"left out {whole.rejected}" + (f": {counts}" if counts else "")
         )
+        for line in total.fields_in_words():
+            self._out(line)
         self._out(f"fingerprint {manifest.fingerprint}")
 
     # -- figures

@@ -24,17 +24,20 @@ from PIL import Image  # noqa: E402
 
 from isthmus.cli.app import main  # noqa: E402
 from isthmus.core.encode.duplicates import find_duplicates  # noqa: E402
-from isthmus.core.encode.encode import Progress, encode  # noqa: E402
+from isthmus.core.encode.encode import Progress, encode, encode_share  # noqa: E402
 from isthmus.core.encode.filters import kept_of  # noqa: E402
 from isthmus.core.encode.hashes import Hashes, hashes, parse_hashes, picture_fields  # noqa: E402
 from isthmus.core.encode.kept_hashes import kept_hashes  # noqa: E402
 from isthmus.core.encode.looking import open_autoencoder  # noqa: E402
 from isthmus.core.encode.neighbours import apart  # noqa: E402
 from isthmus.core.encode.sources import ImageRecord, open_source  # noqa: E402
+from isthmus.core.encode.team import JobTeam, Seat  # noqa: E402
 from isthmus.core.recipe import load_recipe  # noqa: E402
 from isthmus.core.recipe.pictures import KeptField, Pictures  # noqa: E402
-from isthmus.core.recipe.schema import Encoders, Recipe  # noqa: E402
+from isthmus.core.recipe.schema import Budget, Encoders, Recipe  # noqa: E402
+from isthmus.core.train.control import BudgetWatch  # noqa: E402
 from isthmus.errors import RecipeError, UsageError  # noqa: E402
+from isthmus.storage.rundir import RunDirectory  # noqa: E402
 from isthmus.storage.shards import open_dataset, verify  # noqa: E402
 from isthmus.storage.shards.rewrite import filtered, merge, split  # noqa: E402
 from isthmus.storage.shards.spec import FieldSpec  # noqa: E402
@@ -253,7 +256,7 @@ def test_the_command_says_which_fields_nobody_told(
         "--set", f"data.pictures.keep={json.dumps(keep)}",
     ).out  # fmt: skip
     assert "kept score of 1 sample, licence of none, aestetic of none" in out
-    assert "1 value of score is not of its kind, and null" in out
+    assert "score: what 1 sample had was not of its kind, and is null" in out
 
 
 def test_hashes_of_pictures_are_those_of_arrays_but_for_rounding() -> None:
@@ -357,3 +360,20 @@ def test_datasets_without_hashes_of_all_rows_are_seen_through_their_latents(
     assert (found["hashes"], found["samples"]) == ("kept", 9)
     # The first two pictures of the first tar and of the last are others.
     assert found["groups"] == 0
+
+
+def test_a_job_says_at_its_end_what_it_kept(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    make_tar(tmp_path / "tars" / "0.tar", [{"score": [3]}, {"score": 2}, {}])
+    said: list[str] = []
+    last: list[Progress] = []
+    seat = Seat(rank=0, ranks=1, local_rank=0, local_ranks=1, attempt=1)
+    watch = BudgetWatch(Budget(), 0.0, None)
+    run_directory = RunDirectory(str(tmp_path / "run"))
+    with JobTeam(run_directory, seat, tmp_path / "node", watch, out=said.append, every=0.05) as team:
+        source = open_source(str(tmp_path / "tars"), recipe.data.pictures)
+        manifest = encode_share(source, str(tmp_path / "d"), recipe, team=team, progress=last.append)
+        assert manifest is not None
+        team.finish(manifest, last[-1])
+    assert "kept score of 1 sample, licence of none" in said
+    assert "score: what 1 sample had was not of its kind, and is null" in said
