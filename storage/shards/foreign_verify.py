@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from isthmus.storage.filesystems import filesystem, storage_errors
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.foreign import ForeignReader
 from isthmus.storage.shards.layout import finite_rows
+
+if TYPE_CHECKING:
+    from isthmus.storage.shards.rewrite_source import ForeignSource
 
 Report = Callable[..., None]
 """(message, shard, row_group=, row=, column=)"""
@@ -31,6 +35,7 @@ def verify_foreign(dataset: Dataset, problem: Report, *, finite: bool) -> tuple[
     starts = np.flatnonzero(np.diff(index.shard, prepend=-1)).tolist()
     rows = size = 0
     readers = {resolution: ForeignReader(dataset, resolution) for resolution in dataset.spec.resolutions}
+    fields = fields_reader(dataset)
     for first, end in zip(starts, [*starts[1:], len(index)], strict=True):
         name = index.file(first, "")
         told = int(files.file_bytes[first])
@@ -47,7 +52,7 @@ def verify_foreign(dataset: Dataset, problem: Report, *, finite: bool) -> tuple[
         rows += int(index.rows[first:end].sum())
         if finite:
             for block in range(first, end):
-                verify_block(dataset, block, readers, problem)
+                verify_block(dataset, block, readers, problem, fields)
     return len(starts), rows, size
 
 
@@ -62,8 +67,25 @@ def _size(dataset: Dataset, name: str) -> int | None:
         return None
 
 
-def verify_block(dataset: Dataset, block: int, readers: dict[int, ForeignReader], problem: Report) -> None:
-    """Decodes one row group at every resolution that `readers` has, with every caption, and looks into its rows."""
+def fields_reader(dataset: Dataset) -> ForeignSource | None:
+    """What reads the dataset's fields; None where it has none."""
+    from isthmus.storage.shards.rewrite_source import ForeignSource
+
+    return ForeignSource(dataset) if dataset.spec.fields else None
+
+
+def verify_block(
+    dataset: Dataset,
+    block: int,
+    readers: dict[int, ForeignReader],
+    problem: Report,
+    fields: ForeignSource | None = None,
+) -> None:
+    """Decodes one row group at every resolution that `readers` has, with every caption, and looks into its rows.
+
+    Args:
+        fields: see :func:`fields_reader`.
+    """
     name, row_group = dataset.index.file(block, ""), int(dataset.index.row_group[block])
     known: set[tuple[str, int | None]] = (
         set()
@@ -74,11 +96,9 @@ def verify_block(dataset: Dataset, block: int, readers: dict[int, ForeignReader]
             known.add((message, row))
             problem(message, name, row_group=row_group, row=row, column=column)
 
-    if dataset.spec.fields:
-        from isthmus.storage.shards.rewrite_source import ForeignSource
-
+    if fields is not None:
         try:
-            ForeignSource(dataset).small(block, [told.name for told in dataset.spec.fields])
+            fields.small(block, [told.name for told in dataset.spec.fields])
         except (CorruptShard, StorageError) as error:
             tell(error.message, getattr(error, "row", None), getattr(error, "column", None))
     for resolution, reader in readers.items():

@@ -16,7 +16,7 @@ from isthmus.storage.filesystems import filesystem, scheme_of, storage_errors
 from isthmus.storage.shards.dataset import Dataset
 from isthmus.storage.shards.draw import draw_blocks
 from isthmus.storage.shards.foreign import ForeignReader
-from isthmus.storage.shards.foreign_verify import verify_block
+from isthmus.storage.shards.foreign_verify import fields_reader, verify_block
 from isthmus.storage.shards.layout import siblings
 from isthmus.storage.shards.verify import Problem, Verifier, VerifyReport, begin
 
@@ -120,9 +120,10 @@ def _foreign(dataset: Dataset, chosen: list[int], verifier: Verifier) -> VerifyR
     except (CorruptShard, StorageError) as error:
         verifier.problem(error.message, name)
         return report
+    fields = fields_reader(dataset)
     for block in chosen:
         report.size += sum(reader.size(block) for reader in readers.values())
-        verify_block(dataset, block, readers, verifier.problem)
+        verify_block(dataset, block, readers, verifier.problem, fields)
     return report
 
 

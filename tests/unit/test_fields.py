@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from isthmus.storage.shards.layout import Column
 from isthmus.storage.shards.rewrite import Options, filtered, merge, repack, split
 from isthmus.storage.shards.rewrite_plan import Sizes
 from isthmus.storage.shards.rewrite_source import source_of
+from isthmus.storage.shards.sample_check import verify_sample
 from isthmus.storage.shards.spec import FieldSpec
 from isthmus.storage.shards.synthetic import TINY, random_text, sample, write_synthetic
 from isthmus.storage.transfer.known import vouched_for
@@ -80,8 +82,6 @@ def test_training_reads_the_same_rows_with_and_without_fields(data: Path, tmp_pa
 
 
 def test_damage_to_a_field_is_found_and_named(data: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(data, copy)
     name = sorted(copy.glob("*.fields.parquet"))[0]
@@ -110,6 +110,15 @@ def test_repacking_keeps_them_to_the_bit(data: Path, tmp_path: Path, compression
     if compression == "none":
         assert rows_of(dest) == rows_of(source)
         return
+    damaged = tmp_path / "damaged"
+    shutil.copytree(dest, damaged)
+    broken = sorted(damaged.glob("part-*.parquet"))[0]
+    at = pq.read_metadata(broken).row_group(0).column(pq.read_schema(broken).names.index("licence"))
+    content = bytearray(broken.read_bytes())
+    content[at.data_page_offset + at.total_compressed_size - 1] ^= 1
+    broken.write_bytes(content)
+    for report in (verify(str(damaged)), verify_sample(str(damaged), 1000)):
+        assert [(p.column, p.row_group) for p in report.problems] == [("licence", 0)]
     there = pq.read_table(next(dest.glob("*.parquet"))).to_pylist()
     assert {row["key"]: (row["aesthetic"], row["licence"]) for row in there}.items() <= told(source).items()
     assert filtered([str(dest)], str(tmp_path / "few"), "aesthetic >= 10").left_out > 0
