@@ -20,9 +20,18 @@ PLACE = Rule(
     id="encode.place",
     level="error",
     title="an encode job's source or destination on the launcher's machine",
-    why="The job runs elsewhere: it reads and writes s3://, az://, abfss:// and, for the source, https:// by range requests. It "
-    "mounts and downloads nothing, whatever data.access says of training.",
+    why="The job runs elsewhere: it reads and writes s3://, az://, abfss:// and, for the source, https://. `encode.access` may have "
+    "its cloud mount or copy the source; data.access is of training.",
     fix="`isthmus data copy` brings pictures into a store",
+    exit_code=2,
+)
+CHANNEL = Rule(
+    id="encode.channel",
+    level="error",
+    title="a source that the job's backend cannot mount or copy",
+    why="`encode.access: mount` and `download` make the source an input of the job: SageMaker's FastFile or File channel, Azure ML's "
+    "ro_mount or download. An input is a folder in the cloud's own store: no single file, no numbered files, no web server.",
+    fix="encode.access: stream",
     exit_code=2,
 )
 OTHER_CLOUD = Rule(
@@ -78,11 +87,13 @@ UNSEEN = Rule(
     why="A store behind a private endpoint may refuse this machine and serve the job.",
     fix="launch from where the store can be reached, or go on",
 )
-RULES = (PLACE, OTHER_CLOUD, MODEL, MODEL_IN_IMAGE, ISOLATED, SOURCE, DEST, UNSEEN)
+RULES = (PLACE, CHANNEL, OTHER_CLOUD, MODEL, MODEL_IN_IMAGE, ISOLATED, SOURCE, DEST, UNSEEN)
 
 _OWN = {"azure": ("az", "abfs", "abfss"), "sagemaker": ("s3",)}
 """Schemes of a cloud's own stores."""
 _STORES = ("s3", "az", "abfs", "abfss")
+_FILES = (".tar", ".parquet", ".arrow", ".csv", ".jsonl")
+"""Ends of the names of sources that are one file."""
 BEGUN = "encode/begun.json"
 """In the run directory once the run has made a plan at its destination."""
 
@@ -90,7 +101,10 @@ BEGUN = "encode/begun.json"
 def lint(job: Job, capabilities: frozenset[Capability]) -> Iterator[Finding]:
     """What is wrong offline. A backend of this machine reaches whatever the launcher does."""
     section = job.recipe.encode
-    if section is None or Capability.ATTACHED in capabilities:
+    if section is None:
+        return
+    yield from _channel(job, section, attached=Capability.ATTACHED in capabilities)
+    if Capability.ATTACHED in capabilities:
         return
     for field, uri in _places(section):
         scheme, separator, _ = uri.partition("://")
@@ -114,6 +128,28 @@ def lint(job: Job, capabilities: frozenset[Capability]) -> Iterator[Finding]:
             yield MODEL_IN_IMAGE.found(f"{field} is {source}")
         elif source.startswith((".", "~", "file://")) or "/" not in source.strip("/"):
             yield MODEL.found(f"{field} {source} is a folder of this machine")
+
+
+def _channel(job: Job, section: Encode, *, attached: bool) -> Iterator[Finding]:
+    """Whether the source can be what `encode.access` says."""
+    uri = str(section.source)
+    scheme, separator, _ = uri.partition("://")
+    if section.access == "stream" or (attached and not separator):
+        return  # a path of this machine is read as a mount is
+    said = f"encode.access is {section.access}, and "
+    if job.backend not in _OWN:
+        yield CHANNEL.found(f"{said}{job.backend} mounts and copies nothing: {uri}")
+    elif not separator:
+        return  # told as a place
+    elif scheme not in _OWN[job.backend]:
+        yield CHANNEL.found(f"{said}encode.source {uri} is not in {job.backend}'s own store")
+    elif "{" in uri:
+        yield CHANNEL.found(f"{said}encode.source {uri} names numbered files, not a folder")
+    elif uri.lower().endswith(_FILES):
+        yield CHANNEL.found(
+            f"{said}encode.source {uri} is one file, not a folder",
+            "name its folder; or encode.access: stream",
+        )
 
 
 def look(job: Job) -> list[Finding]:

@@ -78,6 +78,12 @@ def _encode(
         metavar="NAME[,NAME...]",
         help="As a job, one process a GPU: local, azure, sagemaker, ... and where to go next. Default: in this process.",
     ),
+    access: str = typer.Option(
+        "",
+        "--access",
+        metavar="stream|mount|download",
+        help="How a cloud's job reads SOURCE: by requests, or as a folder mounted or copied to each node; default stream.",
+    ),
     nodes: int | None = typer.Option(
         None, "--nodes", min=1, help="Machines of a job; default compute.nodes."
     ),
@@ -115,7 +121,7 @@ def _encode(
     as_job = bool(backend) or (ranks > 1 and rank is None)
     jobs_own = {
         "--nodes": nodes, "--dry-run": dry_run, "--detach": detach, "--follow": follow, "--run-id": run_id,
-        "--yes": yes, "--format": format != "text",
+        "--yes": yes, "--format": format != "text", "--access": access,
     }  # fmt: skip
     if not as_job and (given := [name for name, value in jobs_own.items() if value]):
         raise UsageError(f"{given[0]} is of a job", hint="name where it runs: --backend local")
@@ -135,7 +141,7 @@ def _encode(
                 raise UsageError(f"{name} does not go with a job on {backend or 'local'}", hint=hint)
         section = {
             "source": source, "dest": dest, "captions": captions, "precision": precision,
-            "batch_size": batch_size, "threads": threads, "unit": unit_bytes,
+            "batch_size": batch_size, "threads": threads, "unit": unit_bytes, "access": access or None,
         }  # fmt: skip
         written = {name: value for name, value in section.items() if value is not None}
         run_job(

@@ -159,7 +159,7 @@ def _ended(run_id: str, status: Status, facts: dict[str, object], *, as_json: bo
 
 
 class Screen:
-    """Shows a followed log: on a terminal the trainer's `step 3/10 ...` lines become one bar, elsewhere all is lines."""
+    """Shows a followed log: on a terminal `step 3/10 ...` and `encode 3/10 ...` lines become one bar, elsewhere all is lines."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -168,7 +168,7 @@ class Screen:
 
     def write(self, line: LogLine) -> None:
         """A line of the log."""
-        match = re.match(r"step (\d+)/(\d+)  ", line.text) if self._terminal else None
+        match = re.match(r"(?:step|encode) (\d+)/(\d+) ", line.text) if self._terminal else None
         self.clear()
         if match is None:
             print(f"[{line.node}] {line.text}" if line.node else line.text, file=self._out, flush=True)

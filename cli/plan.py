@@ -51,7 +51,7 @@ def encoding_lines(recipe: Recipe) -> list[str]:
     encoders = ", ".join([recipe.encoders.autoencoder.source, *(one.source for one in recipe.encoders.text)])
     resolutions = ", ".join(str(size) for size in sorted({stage.resolution for stage in recipe.stages}))
     return [
-        f"  source  {section.source}",
+        f"  source  {section.source}" + (f", by {section.access}" if section.access != "stream" else ""),
         f"  encode  {resolutions} px with {encoders}, {section.precision}, {section.batch_size} pictures at once",
         f"  dataset {section.dest}",
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.backends.azure.places import blob_of
+from isthmus.core.recipe.encoding import Encode
 from isthmus.core.recipe.hub import is_hub
 from isthmus.core.recipe.schema import Recipe, Source
 from isthmus.errors import UsageError
@@ -41,6 +42,8 @@ def data_inputs(recipe: Recipe, default_account: str | None) -> DataInputs:
     Raises:
         UsageError: a place that Azure ML cannot mount.
     """
+    if recipe.encode is not None:
+        return _pictures(recipe, recipe.encode, default_account)
     mode = _MODES.get(recipe.data.access)
     if mode is None:
         return DataInputs(recipe)
@@ -78,6 +81,16 @@ def data_inputs(recipe: Recipe, default_account: str | None) -> DataInputs:
         inputs["init"] = uri_folder(mountable(weights, default_account, "model.init_from"), mode)
         changed["model"] = recipe.model.model_copy(update={"init_from": "place:init"})
     return DataInputs(recipe.model_copy(update=changed), inputs)
+
+
+def _pictures(recipe: Recipe, section: Encode, default_account: str | None) -> DataInputs:
+    """An encode job's source as an input, and the recipe that reads it there under the names of where it is from."""
+    mode, uri = _MODES.get(section.access), str(section.source)
+    if mode is None or blob_of(uri, default_account) is None:  # or the lint refuses it
+        return DataInputs(recipe)
+    made = uri_folder(mountable(uri, default_account, "encode.source"), mode)
+    moved = section.model_copy(update={"source": "place:source", "origin": uri})
+    return DataInputs(recipe.model_copy(update={"encode": moved}), {"source": made})
 
 
 def _without_unset(section: Any, update: dict[str, Any]) -> Any:

@@ -176,11 +176,11 @@ def _places(job: Job, settings: AzureSettings, target: Target) -> Iterator[Findi
             yield rules_data.RUN_DIRECTORY.found(f"run_directory is {job.run_uri}")
     except UsageError as error:
         yield Finding.of(rules_data.RUN_DIRECTORY.id, error)
-    if recipe.data.access == "download":
-        count = len(places)
+    if (recipe.data if recipe.encode is None else recipe.encode).access == "download":
+        count = len(places) if recipe.encode is None else 1
         yield rules_data.DOWNLOAD.found(
-            f"{count} roots are copied to each node's {target.sku.temp_disk_gib} GiB before the start;"
-            " in the job they are read as a mount is"
+            f"{count} root{'s are' if count > 1 else ' is'} copied to each node's {target.sku.temp_disk_gib} GiB before the start;"
+            " the job reads the copy as it would a mount"
         )
     if settings.mount.cache and settings.mount.cache > target.sku.temp_disk_gib * 2**30:
         yield rules_data.CACHE.found(

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.core.recipe.encoding import Encode
 from isthmus.core.recipe.schema import Recipe, Source
 
 INPUT = "/opt/ml/input/data"
 CHECKPOINTS = "/opt/ml/checkpoints"
+_MODES = {"mount": "FastFile", "download": "File"}
 OWN = "isthmus"
 """The channel of the recipe, start.py and wheels."""
 
@@ -60,7 +62,9 @@ def inputs(recipe: Recipe, *, isolated: bool = False) -> tuple[list[Channel], Re
     Args:
         isolated: whether the job reaches no S3, so that the autoencoder must come by a channel, too.
     """
-    mode = {"mount": "FastFile", "download": "File"}.get(recipe.data.access)
+    if recipe.encode is not None:
+        return _pictures(recipe, recipe.encode)
+    mode = _MODES.get(recipe.data.access)
     if mode is None:
         return [], recipe
     channels: list[Channel] = []
@@ -99,6 +103,16 @@ def inputs(recipe: Recipe, *, isolated: bool = False) -> tuple[list[Channel], Re
         moved = autoencoder.model_copy(update={"source": place})
         update["encoders"] = recipe.encoders.model_copy(update={"autoencoder": moved})
     return channels, recipe.model_copy(update=update)
+
+
+def _pictures(recipe: Recipe, section: Encode) -> tuple[list[Channel], Recipe]:
+    """An encode job's source as a channel, and the recipe that reads it there under the names of where it is from."""
+    uri, mode = str(section.source), _MODES.get(section.access)
+    if mode is None or not uri.startswith("s3://"):  # or the lint refuses it
+        return [], recipe
+    channel = Channel("source", prefix(uri), mode)
+    moved = section.model_copy(update={"source": channel.path, "origin": uri})
+    return [channel], recipe.model_copy(update={"encode": moved})
 
 
 def _roots(source: Source) -> list[str]:

@@ -133,14 +133,15 @@ def _inputs(job: Job) -> Iterator[Finding]:
         yield rules.CHANNELS.found(
             f"data.sources and validation.sources make {len(data)} channels, 19 are allowed"
         )
-    if recipe.data.access == "download":
-        yield rules.DOWNLOAD.found(
-            "data.access is download: every node copies all of the data before it begins"
-        )
+    section = recipe.encode
+    field = "data.access" if section is None else "encode.access"
+    if (recipe.data if section is None else section).access == "download":
+        what = "the data" if section is None else "the pictures"
+        yield rules.DOWNLOAD.found(f"{field} is download: every node copies all of {what} before it begins")
         choice = choose(job)
         own_disk = all(skus.has_local_disk(name) for name in choice.types)
         if settings.volume_gb is None and not own_disk:
-            yield rules.DISK.found(f"data.access is download, and {choice.types[0]} gets a volume of 100 GB")
+            yield rules.DISK.found(f"{field} is download, and {choice.types[0]} gets a volume of 100 GB")
     if settings.network_isolation:
         yield from _isolation(job, inside)
     if settings.checkpoint_mirror:

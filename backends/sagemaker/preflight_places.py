@@ -30,7 +30,8 @@ def questions(job: Job, clients: Clients, choice: Choice) -> list[Question]:
             return _bucket(bucket, fields, str(choice.region), clients)
 
         found.append((f"bucket {bucket}", ask))
-    if job.recipe.data.access == "download":
+    section = job.recipe.encode
+    if (job.recipe.data if section is None else section).access == "download":
         found.append(("the size of the data", lambda: _disk(job, choice, clients)))
     return found
 
@@ -81,7 +82,10 @@ def _location(client: Any, name: str) -> str:
 
 def _disk(job: Job, choice: Choice, clients: Clients) -> Iterator[Finding]:
     client, size = clients("s3", attempts=ATTEMPTS), 0
-    for place in buckets(job):
+    section = job.recipe.encode
+    field = "data.access" if section is None else "encode.access"
+    copied = buckets(job) if section is None else [str(section.source).removeprefix("s3://")]
+    for place in copied:
         bucket, _, prefix = place.partition("/")
         pages = client.get_paginator("list_objects_v2").paginate(
             Bucket=bucket, Prefix=prefix.rstrip("/") + "/" if prefix else ""
@@ -98,5 +102,5 @@ def _disk(job: Job, choice: Choice, clients: Clients) -> Iterator[Finding]:
             room = settings_of(job).volume_gb or VOLUME_GB
         if room is not None and size / 1e9 > 0.95 * room:
             yield rules_online.DATA_SIZE.found(
-                f"data.access is download: {size / 1e9:,.0f} GB do not fit on the {room:,} GB of {name}"
+                f"{field} is download: {size / 1e9:,.0f} GB do not fit on the {room:,} GB of {name}"
             )

@@ -31,11 +31,16 @@ class File:
 class Place:
     """The files below a URI, or those that a pattern such as `https://host/{000..199}.tar` names.
 
+    Args:
+        origin: the URI of what is mounted or was copied to `uri`; names, and the references in rows, are then those of the
+            origin, and the times of change of a copy tell nothing.
+
     Raises:
         UsageError: there is nothing, or the pattern is no pattern.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, origin: str | None = None) -> None:
+        self._origin = origin.rstrip("/") if origin else None
         self._pattern = _NUMBERS.search(uri)
         self.uri = uri.rstrip("/")
         single = uri.rpartition("/")[2]
@@ -49,7 +54,7 @@ class Place:
     @property
     def name(self) -> str:
         """The last part of the URI, without any credentials in it."""
-        return urlsplit(self.root).path.rstrip("/").rpartition("/")[2] or "source"
+        return urlsplit(self._origin or self.root).path.rstrip("/").rpartition("/")[2] or "source"
 
     def files(self) -> list[File]:
         """All files, by name; hidden ones and what begins with `_` left out."""
@@ -87,13 +92,17 @@ class Place:
         for path, info in self.store.find(self._path, detail=True).items():
             name = str(path)[len(self._path) :].lstrip("/")
             if not any(part.startswith((".", "_")) for part in name.split("/")):
-                yield _file(name, info)
+                yield self._named(name, info)
 
     def _file(self, name: str) -> File:
         try:
-            return _file(name, self.store.info(f"{self._path}/{name}"))
+            return self._named(name, self.store.info(f"{self._path}/{name}"))
         except FileNotFoundError:
             raise UsageError("there is no such file", where=join(self.root, name)) from None
+
+    def _named(self, name: str, info: Any) -> File:
+        file = _file(name, info)
+        return file if self._origin is None else File(file.name, file.size, "")
 
     @contextmanager
     def open(self, file: File) -> Iterator[Any]:
@@ -111,7 +120,7 @@ class Place:
     def check_same(self, file: File) -> None:
         """Raises DataError when a file is no longer the one that was listed."""
         self.store.invalidate_cache()
-        now = _file(file.name, self.store.info(f"{self._path}/{file.name}"))
+        now = self._named(file.name, self.store.info(f"{self._path}/{file.name}"))
         if now != file:
             raise DataError(
                 "the source changed while it was encoded",
@@ -138,7 +147,7 @@ class Place:
         """The name below the root of a path or URL that a row holds. ValueError when it leads elsewhere."""
         if "://" not in reference and not reference.startswith("/"):
             return reference.removeprefix("./")
-        root = self.root if "://" in self.root else str(local_path(self.root or "."))
+        root = self._origin or (self.root if "://" in self.root else str(local_path(self.root or ".")))
         if not reference.startswith(root.rstrip("/") + "/"):
             raise ValueError("it lies outside the source")
         return reference[len(root.rstrip("/")) + 1 :]

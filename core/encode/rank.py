@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 team.note(progress)
 
         manifest = encode_share(
-            open_source(section.source, recipe.data.pictures),
+            open_source(section.source, recipe.data.pictures, origin=section.origin),
             section.dest,
             recipe,
             captions=section.captions,

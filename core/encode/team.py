@@ -180,6 +180,13 @@ class JobTeam:
         """Rank 0 has a plan: from here on a whole dataset at the destination is this run's."""
         if not self.began(asked):
             self._run.write_file(BEGUN, json.dumps({"asked": asked, "pictures": plan["pictures"]}).encode())
+        units = len(plan.get("asked", {}).get("units", ()))
+        if 0 < units < self._seat.ranks:
+            idle = self._seat.ranks - units
+            self._out(
+                f"note: {units} work unit{'s' if units > 1 else ''} for {self._seat.ranks} ranks: {idle} of them will have "
+                "nothing to do; a smaller encode.unit (--unit) would share out more"
+            )
         self._whole.expected = int(plan["pictures"])
         self._whole.before = sum(
             int(record["written"]) + sum(record["counts"].values()) for record in done if record is not None

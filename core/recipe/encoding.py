@@ -34,6 +34,10 @@ class Encode(Section):
     """Pictures and captions: a folder or URI, as `isthmus data encode` takes it."""
     dest: EncodePlace
     """Where the dataset is written: a folder or URI without one."""
+    access: Literal["stream", "mount", "download"] = "stream"
+    """How a cloud's job reads the source: by range requests, or as a folder that its cloud mounts, or copies to every node."""
+    origin: str | None = None
+    """Where a source that lies elsewhere now is from; backends write it. Names and keys are then those of the origin."""
     captions: Annotated[int, Field(ge=1, le=64)] | None = None
     """Stored for each picture; null: the most that any has, up to 5."""
     precision: Literal["fp32", "bf16"] = "fp32"

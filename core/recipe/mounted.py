@@ -25,7 +25,8 @@ def parse_places(options: Sequence[str]) -> dict[str, str]:
 
 
 def with_places(recipe: Recipe, places: Mapping[str, str]) -> Recipe:
-    """The recipe with paths for the `place:NAME` and `place:NAME/below/it` of its data, held-out data and `init_from`.
+    """The recipe with paths for the `place:NAME` and `place:NAME/below/it` of its data, held-out data, `init_from` and
+    source of pictures.
 
     Raises:
         UsageError: a place has no path, or a path no place.
@@ -61,6 +62,9 @@ def with_places(recipe: Recipe, places: Mapping[str, str]) -> Recipe:
     if isinstance(recipe.model.init_from, str):
         start = path_of(recipe.model.init_from, "model.init_from")
         update["model"] = recipe.model.model_copy(update={"init_from": start})
+    if recipe.encode is not None and isinstance(recipe.encode.source, str):
+        pictures = path_of(recipe.encode.source, "encode.source")
+        update["encode"] = recipe.encode.model_copy(update={"source": pictures})
     unused = sorted(set(places) - used)
     if unused:
         raise UsageError(f"the recipe has no {PREFIX}{unused[0]}", where=f"--place {unused[0]}")

@@ -111,6 +111,44 @@ def test_every_kind_of_source_gives_the_bytes_of_this_machine(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_source_that_is_an_input_of_the_job_gives_the_same_bytes(
+    world: World, here: dict[str, dict[str, bytes]], laptop: Laptop, tmp_path: Path, backend: str
+) -> None:
+    recipe = world.clouds.recipe(tmp_path, "unused", **CHANGES)
+    for source, access in (("tars", "mount"), ("pictures", "mount"), ("parquet", "download")):
+        run_id, dest = f"{backend}-{access}-{source}", f"latents-{access}-{source}"
+        code, out, err = laptop.isthmus(
+            *world.words(backend, source, dest, recipe, run_id, "--access", access, "--follow")
+        )
+        assert code == 0, out + err
+        assert world.tree(backend, dest) == here[source], source
+        section = json.loads(
+            json.dumps(world.clouds.run(backend, run_id).read_run_json()["recipe"]["encode"])
+        )
+        assert (section["access"], section["source"]) == (access, f"{world.roots[backend]}/{source}")
+    if backend == "sagemaker":
+        return
+    # A copy that is made anew for each attempt goes on where the one before ended.
+    run_id, dest = "evicted-download", "latents-evicted-download"
+    code, out, err = laptop.isthmus(
+        *world.words(backend, "tars", dest, recipe, run_id, "--access", "download")
+    )
+    assert code == 0, out + err
+    supervisor = laptop.start("supervise", run_id, "--interval", "0.5", "--no-log")
+    try:
+        until("a unit is done", lambda: _done(f"{world.roots[backend]}/{dest}"), every_s=0.02)
+        assert world.clouds.strike(backend, world.clouds.job_names(backend, run_id)[0])
+        out, err = supervisor.communicate(timeout=300)
+    finally:
+        if supervisor.poll() is None:
+            supervisor.kill()
+            supervisor.communicate()
+    assert supervisor.returncode == 0, out + err
+    assert world.tree(backend, dest) == here["tars"]
+    _went_on(world.clouds.run(backend, run_id))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_evicted_half_way_it_comes_back_to_the_same_bytes(
     world: World, here: dict[str, dict[str, bytes]], laptop: Laptop, tmp_path: Path, backend: str
 ) -> None:
@@ -155,12 +193,23 @@ def test_stopped_here_and_resumed_it_ends_in_the_same_bytes(
     _went_on(RunDirectory(tmp_path / "runs" / "stopped"))
 
 
-def test_a_budget_ends_it_and_a_killed_rank_is_told(world: World, laptop: Laptop, tmp_path: Path) -> None:
+def test_a_budget_ends_it_and_a_killed_rank_is_told(
+    world: World, here: dict[str, dict[str, bytes]], laptop: Laptop, tmp_path: Path
+) -> None:
     recipe = world.clouds.recipe(tmp_path, "unused", **CHANGES)
     words = world.words("local", "tars", "latents-capped", recipe, "capped", "--set", "budget.max_hours=1e-6")
     code, out, err = laptop.isthmus(*words, OMP_NUM_THREADS="1", ISTHMUS_LOOK_EVERY_S="0.2")
     assert code == 4, out + err
     assert "budget.max_hours" in out + err
+    code, out, err = laptop.isthmus("cost", "run", "capped", "--offline")
+    assert (code, "step" in out, "capped: " in out) == (0, False, True), out + err
+    code, out, err = laptop.isthmus(
+        "resume", "capped", "--set", "budget.max_hours=10", "--yes", OMP_NUM_THREADS="1"
+    )
+    assert code == 0, out + err
+    assert world.tree("local", "latents-capped") == here["tars"]
+    code, out, err = laptop.isthmus("cost", "run", "capped", "--offline")
+    assert (code, "192 pictures of about 192 (100%)" in out) == (0, True), out + err
     words = world.words("local", "tars", "latents-killed", recipe, "killed", "--detach")
     code, out, err = laptop.isthmus(*words, OMP_NUM_THREADS="1")
     assert code == 0, out + err

@@ -16,6 +16,7 @@ from isthmus.cli.budgeting import FILE, keep_estimate, with_budget
 from isthmus.cli.encode_job import encode_estimate_of, job_recipe
 from isthmus.core.recipe import Recipe, parse_recipe, resolve
 from isthmus.core.recipe.dump import dump_recipe, recipe_hash
+from isthmus.core.recipe.mounted import with_places
 from isthmus.cost.encoding import encode_estimate, flops_per_image
 from isthmus.errors import IsthmusError, RecipeError, UsageError
 
@@ -67,6 +68,66 @@ def test_a_job_is_the_recipe_without_what_only_training_needs(backend: str) -> N
     assert "data0" not in request  # nothing is mounted
     again = resolve(inside, backend)
     assert dump_recipe(again) == dump_recipe(inside)
+
+
+@pytest.mark.parametrize("access", ["mount", "download"])
+@pytest.mark.parametrize("backend", ["azure", "sagemaker"])
+def test_a_source_may_be_an_input_of_the_job(backend: str, access: str) -> None:
+    launch = job(backend, access=access)
+    assert errors(launch) == {}
+    inside = parse_recipe(launch.rendered.files["recipe.yaml"], filename="recipe.yaml").recipe
+    assert inside.encode is not None
+    assert (inside.encode.origin, inside.encode.dest) == PLACES[backend]
+    request = json.loads(json.dumps(dict(launch.rendered.request)))
+    if backend == "sagemaker":
+        own, source = request["InputDataConfig"]
+        assert (own["ChannelName"], source["ChannelName"]) == ("isthmus", "source")
+        assert source["InputMode"] == {"mount": "FastFile", "download": "File"}[access]
+        assert source["DataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/tars/"
+        assert inside.encode.source == "/opt/ml/input/data/source"
+    else:
+        inputs = request["properties"]["inputs"]
+        assert inputs["source"]["mode"] == {"mount": "ReadOnlyMount", "download": "Download"}[access]
+        assert inputs["source"]["uri"] == "https://acct.blob.core.windows.net/pics/tars/"
+        assert "--place source=" in request["properties"]["command"].replace("'", "").replace('"', "")
+        assert inside.encode.source == "place:source"
+        there = with_places(inside, {"source": "/mnt/wd/INPUT_source"})
+        assert there.encode is not None
+        assert there.encode.source == "/mnt/wd/INPUT_source"
+    copied = [one for one in launch.findings if "copie" in one.message]
+    assert bool(copied) == (access == "download"), launch.findings
+    # The run's own word is the URI: a resume, the preflight and `status` look there.
+    assert launch.job.recipe.encode is not None
+    assert launch.job.recipe.encode.source == PLACES[backend][0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "source", "told"),
+    [
+        ("azure", "s3://bucket/tars", "is not in azure's own store"),
+        ("sagemaker", "az://pics@acct.blob.core.windows.net/tars", "is not in sagemaker's own store"),
+        ("sagemaker", "https://host/tars/0.tar", "is not in sagemaker's own store"),
+        ("sagemaker", "s3://bucket/tars/{000..199}.tar", "names numbered files"),
+        ("azure", "az://pics@acct.blob.core.windows.net/all.parquet", "is one file"),
+    ],
+)
+def test_what_cannot_be_an_input_is_refused_offline(backend: str, source: str, told: str) -> None:
+    found = errors(job(backend, source=source, access="mount"))
+    assert told in found["encode.channel"].message, found
+    assert errors(job(backend, source=source)) == {}
+
+
+def test_this_machine_reads_a_path_as_a_mount_and_mounts_no_store(tmp_path: Path) -> None:
+    def found(source: str) -> list[str]:
+        section = {"source": source, "dest": str(tmp_path / "new"), "access": "mount"}
+        loaded = job_recipe("quickstart", [f"run_directory={tmp_path}/runs"], section, nodes=None, here=1)
+        launch = prepare(loaded, backends=["local"], run_id="enc")
+        return [one.message for one in launch.findings if one.level == "error"]
+
+    assert found(str(tmp_path)) == []
+    assert found("s3://bucket/tars") == [
+        "encode.access is mount, and local mounts and copies nothing: s3://bucket/tars"
+    ]
 
 
 def test_another_source_is_another_run_and_no_encode_is_the_hash_of_before() -> None:
@@ -151,6 +212,8 @@ def test_places_that_are_empty_or_taken_are_refused_before_machines_are_paid_for
     [
         (["--dry-run"], "--dry-run is of a job"),
         (["--follow"], "--follow is of a job"),
+        (["--access", "mount"], "--access is of a job"),
+        (["--backend", "azure", "--access", "copy"], "encode.access"),
         (["--backend", "azure", "--restart"], "--restart does not go with a job on azure"),
         (["--backend", "azure", "--device", "cuda"], "--device does not go with a job"),
         (["--backend", "sagemaker", "--ranks", "4"], "--ranks does not go with a job on sagemaker"),

@@ -216,6 +216,15 @@ def test_ranks_that_are_done_take_what_slow_ones_have_not_begun_and_nothing_twic
     assert len(list(shared(_units(40), set(), 0, 4, again))) == 40
 
 
+def test_fewer_units_than_ranks_are_told_of(run: RunDirectory, tmp_path: Path) -> None:
+    said = list[str]()
+    one = team(run, tmp_path / "n", 0, clock=Clock(), said=said)
+    one.begin("digest", {"pictures": 10, "asked": {"units": [{}, {}, {}, {}]}}, [])
+    assert said == []
+    one.begin("digest", {"pictures": 10, "asked": {"units": [{}]}}, [])
+    assert said[0].startswith("note: 1 work unit for 4 ranks: 3 of them will have nothing to do")
+
+
 def test_a_claim_whose_answer_was_lost_is_still_the_callers(run: RunDirectory, tmp_path: Path) -> None:
     one, other = (team(run, tmp_path / f"n{at}", at, clock=Clock(), said=[]) for at in range(2))
     assert one.claim(7)

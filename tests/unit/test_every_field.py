@@ -118,7 +118,8 @@ SHOWN: dict[str, dict[str, str]] = {
     "Budget": dict.fromkeys(("max_usd", "max_hours"), "unit/test_train_control.py"),
     "Encode": {
         **dict.fromkeys(("source", "dest", "batch_size"), "e2e/test_encode_jobs.py"),
-        **dict.fromkeys(("captions", "precision", "unit"), "unit/test_encode_jobs.py"), "threads": PICTURES,
+        **dict.fromkeys(("captions", "precision", "unit", "access"), "unit/test_encode_jobs.py"), "threads": PICTURES,
+        "origin": "unit/test_encode_mounted.py",
     },
 }  # fmt: skip
 """Section -> field -> the test file that shows what it changes."""
