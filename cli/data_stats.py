@@ -185,12 +185,13 @@ def _field(name: str, entry: dict[str, Any]) -> list[str]:
         return [f"{head}: {entry['kind']}, told of no sample"]
     null = f", {entry['null']} null" if entry["null"] else ""
     if entry["kind"] == "number":
+        form = ".4g" if entry["exact"] else ".3g"
         points = ", ".join(
-            f"{float(at):.0%} {value:.4g}" for at, value in entry["quantiles"].items() if at != "0.5"
+            f"{float(at):.0%} {value:{form}}" for at, value in entry["quantiles"].items() if at != "0.5"
         )
         return [
             f"{head}: {entry['told']} numbers{null}; {entry['least']:.4g} to {entry['most']:.4g}, "
-            f"median {entry['quantiles']['0.5']:.4g}, mean {entry['mean']:.4g}",
+            f"median {entry['quantiles']['0.5']:{form}}, mean {entry['mean']:.4g}",
             f"    {points}",
         ]
     more = "more than " if entry["more_than_counted"] else ""

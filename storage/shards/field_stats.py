@@ -1,7 +1,7 @@
-"""What a dataset's fields hold: counts of words, quantiles of numbers. One pass, 8 MB a field, whatever the rows.
+"""What a dataset's fields hold: counts of words, quantiles of numbers. One pass, 16 MB a field, whatever the rows.
 
-Quantiles come from a histogram whose bins are floats with their last bits cut off: a bin is 1/2048 of its value wide, whole
-numbers up to 4096 are exact, and nobody has to know the range before.
+Quantiles of up to a million numbers are exact. Those of more come from a histogram whose bins are floats with their last bits
+cut off: a bin is at most 1/2048 of its value wide, whole numbers up to 4096 are exact, and nobody has to know the range before.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from isthmus.storage.shards.fields import scan
 from isthmus.storage.shards.rewrite_source import source_of
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+EXACT = 1_000_000
+"""Numbers that are kept until there are more."""
 MAX_WORDS = 10_000
 """Different texts of a field that are told apart; what comes after so many is counted together."""
 SHOWN = 20
@@ -28,6 +30,7 @@ _BITS = 20
 
 class _Numbers:
     def __init__(self) -> None:
+        self._few: list[NDArray[np.float64]] | None = []
         self._bins = np.zeros(1 << _BITS, np.int64)
         self._least, self._most, self._sum, self._count = np.inf, -np.inf, 0.0, 0
 
@@ -37,6 +40,10 @@ class _Numbers:
             return
         self._least, self._most = min(self._least, float(told.min())), max(self._most, float(told.max()))
         self._sum, self._count = self._sum + float(told.sum()), self._count + len(told)
+        if self._few is not None:
+            self._few.append(told)
+            if self._count > EXACT:
+                self._few = None
         with np.errstate(over="ignore"):
             bits = told.astype(np.float32).view(np.uint32)
         # The order of floats as whole numbers: negative ones turned round, positive ones above them.
@@ -46,17 +53,20 @@ class _Numbers:
     def result(self) -> dict[str, Any]:
         if not self._count:
             return {"told": 0}
-        ends = np.cumsum(self._bins)
-        places = np.searchsorted(ends, [max(1, round(q * self._count)) for q in QUANTILES], side="left")
+        ranks = [max(1, round(q * self._count)) for q in QUANTILES]
+        if self._few is None:
+            places = np.searchsorted(np.cumsum(self._bins), ranks, side="left")
+            found = [min(max(_value(int(at)), self._least), self._most) for at in places]
+        else:
+            ordered = np.sort(np.concatenate(self._few))
+            found = [float(ordered[rank - 1]) for rank in ranks]
         return {
             "told": self._count,
             "least": self._least,
             "most": self._most,
             "mean": self._sum / self._count,
-            "quantiles": {
-                f"{q:g}": min(max(_value(int(at)), self._least), self._most)
-                for q, at in zip(QUANTILES, places, strict=True)
-            },
+            "exact": self._few is not None,
+            "quantiles": {f"{q:g}": value for q, value in zip(QUANTILES, found, strict=True)},
         }
 
 
