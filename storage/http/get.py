@@ -27,6 +27,13 @@ Check = Callable[[int, Mapping[str, str]], None]
 _MOST_VIEWS = 64
 """Pieces of memory that one call fills. The system's limit is 1,024; more than this saves nothing."""
 _MOST_ERROR_BYTES = 1 << 16
+_GONE = (
+    http.client.RemoteDisconnected,
+    ConnectionResetError,
+    BrokenPipeError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+)
 _WHOLE = sys.platform == "linux"
 """The kernel fills all of the memory before it wakes us, within a time limit of its own."""
 
@@ -85,10 +92,7 @@ class Get:
                 if self._cut:
                     raise ReadFailed(Kind.PASSING, "the read was cancelled") from error
                 # A kept connection that the server closed meanwhile; the request did not begin.
-                gone = isinstance(
-                    error, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-                )
-                if gone and kept and not self.writing:
+                if isinstance(error, _GONE) and kept and not self.writing:
                     continue
                 raise
             with self._lock:
@@ -174,7 +178,13 @@ class Get:
         self, response: http.client.HTTPResponse, held: socket.socket, views: Sequence[memoryview]
     ) -> None:
         body: Any = response.fp  # what came with the headers lies in its buffer
-        early = memoryview(body.peek())
+        held.settimeout(
+            0
+        )  # when nothing does, it must not wait: that is for us to do, with an eye on the clock
+        try:
+            early = memoryview(body.peek())
+        except ssl.SSLWantReadError:
+            early = memoryview(b"")
         left = sum(view.nbytes for view in views)
         size = left
         if len(early) > left:

@@ -57,7 +57,7 @@ class Files(http.server.ThreadingHTTPServer):
         elsewhere: an address that every request is sent to instead.
         ignores_ranges: every answer is the whole body.
         hangs_up: the connection is closed after each answer, which does not say so.
-        stalls: so many of the next answers stop half-way, until `release` is set.
+        stalls: so many of the next answers stop at a share `stalls_at` of the body, until `release` is set.
         log: path and headers of each request.
     """
 
@@ -69,6 +69,7 @@ class Files(http.server.ThreadingHTTPServer):
         self.chunked = self.ignores_ranges = self.hangs_up = False
         self.elsewhere = ""
         self.connections = self.stalls = 0
+        self.stalls_at = 0.5
         self.release = threading.Event()
         self.log: list[tuple[str, dict[str, str]]] = []
 
@@ -116,7 +117,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             if server.stalls:
                 server.stalls -= 1
-                self.wfile.write(body[: len(body) // 2])
+                self.wfile.write(body[: int(len(body) * server.stalls_at)])
                 server.release.wait(60)
             else:
                 self.wfile.write(body)

@@ -67,16 +67,18 @@ def test_over_tls_with_a_bundle_that_the_environment_names(
         assert server.connections == before + 1  # one for three reads
 
 
+@pytest.mark.parametrize("at", [0, 0.5], ids=["behind the headers", "half-way"])
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
-def test_a_body_that_stops_half_way_gets_a_second_request_whose_answer_wins(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, secure: bool
+def test_a_body_that_stops_gets_a_second_request_whose_answer_wins(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, secure: bool, at: float
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(pair[0]))
     with files(DATA, pair if secure else None) as (server, root):
+        server.stalls_at = at
         counters = Counters()
         ranges = open_ranges(root, counters=counters, policy=RetryPolicy(stall_s=30))
-        for at in range(20):
-            ranges.read("a", at, 2_000_000)
+        for start in range(20):
+            ranges.read("a", start, 2_000_000)
         server.stalls = 1
         began = time.monotonic()
         assert bytes(ranges.read("a", 9, 2_000_000)) == DATA[9:2_000_009]
@@ -100,11 +102,17 @@ def test_a_body_in_chunks(web: tuple[Files, str]) -> None:
     scattered(web[1])
 
 
-def test_a_server_that_hangs_up_after_each_answer_costs_no_retry(web: tuple[Files, str]) -> None:
-    web[0].hangs_up = True
-    counters = Counters()
-    scattered(web[1], counters=counters)
-    assert counters.count("retries") == 0
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
+def test_a_server_that_hangs_up_after_each_answer_costs_no_retry(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(pair[0]))
+    with files(DATA, pair if secure else None) as (server, root):
+        server.hangs_up = True
+        counters = Counters()
+        for _ in range(5):
+            scattered(root, counters=counters)
+        assert counters.count("retries") == 0
 
 
 def test_a_redirect_is_followed_by_the_library_s_client_from_then_on(web: tuple[Files, str]) -> None:
