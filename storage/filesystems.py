@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from isthmus.errors import IsthmusError, NotInstalled, PlaceNotFound, StorageError, UsageError
+from isthmus.storage import identity
 from isthmus.storage.ranges import causes, settings
 
 FileSystem = Any
@@ -76,8 +78,18 @@ def filesystem(uri: str, **options: Any) -> tuple[FileSystem, str]:
         # Each try of a login is logged at length, and Python's last resort is stderr: what there is to say comes as an error.
         logging.getLogger("azure").addHandler(_SILENT)
     with storage_errors("open", uri):
-        store, path = fsspec.core.url_to_fs(uri, **{**settings.options_of(uri), **options})
+        store, path = fsspec.core.url_to_fs(uri, **{**settings.options_of(uri), **_login(uri), **options})
     return store, str(path)
+
+
+def _login(uri: str) -> dict[str, Any]:
+    """Whom adlfs acts as, where neither a key nor a SAS opens the account: the process's one identity."""
+    if urlsplit(uri).scheme not in settings.AZURE_SCHEMES:
+        return {}
+    account = settings.AzureAccount.of(uri)
+    if account.key or account.sas or account.anonymous:
+        return {}
+    return {"credential": identity.AsyncIdentity(identity.shared())}
 
 
 def is_local(uri: str) -> bool:

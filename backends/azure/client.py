@@ -15,6 +15,7 @@ from isthmus.backends.azure.errors import Denied, Missing, azure_errors
 from isthmus.backends.azure.history import History
 from isthmus.backends.azure.target import Workspace
 from isthmus.errors import UsageError
+from isthmus.storage import identity
 
 T = TypeVar("T")
 TAG = "isthmus-run"
@@ -27,7 +28,7 @@ class AzureClient:
 
     Args:
         workspace: which.
-        credential: azure-identity's; None: its default chain.
+        credential: azure-identity's; None: the process's own.
         transport: of azure-core, for tests; None: its own.
     """
 
@@ -91,12 +92,12 @@ class AzureClient:
             if self._given is not None:
                 self._credential = self._given
             else:
-                from azure.identity import DefaultAzureCredential
-
-                self._credential = DefaultAzureCredential()
+                self._credential = identity.shared()
         return self._credential
 
     def _forget(self) -> None:
+        if self._given is None:
+            identity.shared().forget()
         self._ml = self._credential = self._history = None
 
     def call(self, doing: str, function: Callable[[Any], T]) -> T:
@@ -104,7 +105,9 @@ class AzureClient:
         try:
             with azure_errors(doing), _quiet():
                 return function(self._connect())
-        except Denied:
+        except Denied as error:
+            if isinstance(error.__cause__, identity.NoLogin):
+                raise  # nobody else is found by asking again
             self._forget()
             with azure_errors(doing), _quiet():
                 return function(self._connect())

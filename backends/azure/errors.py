@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from isthmus.core.recipe.secrets import redact
 from isthmus.errors import IsthmusError, NotInstalled, PreflightRefused, UsageError
+from isthmus.storage.identity import NoLogin
 
 _LOGIN = "az login, a managed identity, or AZURE_CLIENT_ID with its secret in the environment"
 _NO_ROOM = re.compile(
@@ -61,9 +62,10 @@ def translate(error: BaseException, doing: str) -> IsthmusError:
         return error
     words = words_of(error)
     status = status_of(error)
-    if isinstance(error, azure.ClientAuthenticationError) and status is None:
+    if isinstance(error, NoLogin) or (isinstance(error, azure.ClientAuthenticationError) and status is None):
         # azure-identity found no credential, or one that has expired.
-        return Denied("no valid Azure credential", where=doing, hint=_LOGIN)
+        more = f": {error.cause.words}" if isinstance(error, NoLogin) else ""
+        return Denied(f"no valid Azure credential{more}", where=doing, hint=_LOGIN)
     if status == 401:
         return Denied(f"Azure does not accept the credential: {words}", where=doing, hint=_LOGIN)
     if status == 403:

@@ -65,7 +65,9 @@ def storage_error(error: BaseException, place: str, doing: str) -> StorageError:
     else:
         cause = filesystems.REASONS.get(number) or str(error) or type(error).__name__
     return StorageError(
-        f"cannot {doing}: {cause}", where=place, hint=_HINTS.get(number) or _login(error, place)
+        f"cannot {doing}: {cause}",
+        where=place,
+        hint=_HINTS.get(number) or _login(error, place) or (told.hint if told is not None else None),
     )
 
 

@@ -70,6 +70,8 @@ WALLS = {
     "core.plugins": Wall(set(), {"pluggy"}),
     "core": Wall({"core", "storage"}, set()),
     "storage": Wall({"storage"}, ARRAYS | {"pyarrow", "fsspec", "obstore"}),
+    # Who somebody is, for stores and control plane alike; what a cloud does for them is not asked here.
+    "storage.identity": Wall({"storage"}, {"azure"}),
     "backends": Wall(
         CHECKS | {"core.models.memory", "core.outcome", "core.packaging", "core.plugins", "storage"},
         {"pydantic"},
