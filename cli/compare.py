@@ -43,7 +43,9 @@ def compare(
     ),
     steps: int | None = typer.Option(None, "--steps", help="With --measure: steps of a stage."),
     html: str = typer.Option("", "--html", metavar="FILE", help="Also write a page with a chart."),
-    show_all: bool = typer.Option(False, "--all", help=f"Show all offers, not only {SHOWN} priced ones and a few others."),
+    show_all: bool = typer.Option(
+        False, "--all", help=f"Show all offers, not only {SHOWN} priced ones and a few others."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Price a recipe on every offer of both clouds: dollars, hours, an interval, and the Pareto front. Asks no network.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 
 if TYPE_CHECKING:
     from isthmus.storage.shards import VerifyReport
@@ -65,7 +65,7 @@ def verify(
             {"ok": report.ok, **asdict(report)},
             as_json=as_json,
             text=(
-                f"{report.rows} rows in {report.files} files, {report.size / 1e6:.1f} MB: "
+                f"{counted(report.rows, 'row')} in {counted(report.files, 'file')}, {report.size / 1e6:.1f} MB: "
                 + ("all as written" if report.ok else _count(report))
             ),
         )
@@ -74,7 +74,10 @@ def verify(
 
 
 def _sampled(report: VerifyReport, unseen: float) -> str:
-    looked = f"{report.rows} rows in {report.row_groups} of {report.row_groups_of} row groups, {report.size / 1e6:.1f} MB"
+    looked = (
+        f"{counted(report.rows, 'row')} in {report.row_groups:,} of {counted(report.row_groups_of, 'row group')}, "
+        f"{report.size / 1e6:.1f} MB"
+    )
     if not report.ok:
         return f"{looked}: {_count(report)}"
     if not unseen:
@@ -86,7 +89,7 @@ def _sampled(report: VerifyReport, unseen: float) -> str:
 
 
 def _count(report: VerifyReport) -> str:
-    return f"{len(report.problems)} problem{'' if len(report.problems) == 1 else 's'}"
+    return counted(len(report.problems), "problem")
 
 
 def stats(
@@ -144,25 +147,26 @@ def stats(
 
 def _describe(found: dict[str, Any]) -> str:
     lines = [
-        f"{found['samples']} samples in {found['shards']} shards, {found['bytes'] / 1e6:.1f} MB, "
-        f"{found['rejected']} images rejected",
+        f"{counted(found['samples'], 'sample')} in {counted(found['shards'], 'shard')}, {found['bytes'] / 1e6:.1f} MB, "
+        f"{counted(found['rejected'], 'image')} rejected",
         f"fingerprint  {found['fingerprint']}",
         f"source       {found['source'] or 'not told'}",
         f"blocks       {found['blocks']} of {found['rows_per_block']['least']} to "
         f"{found['rows_per_block']['most']} rows",
-        f"captions     {found['captions']} a sample; {found['prompts']} validation prompts",
+        f"captions     {found['captions']} a sample; {counted(found['prompts'], 'validation prompt')}",
     ]
     lines += [
-        f"{resolution + ' px':<12} {entry['samples']} samples, {entry['bytes'] / 1e6:.1f} MB of latents"
+        f"{resolution + ' px':<12} {counted(entry['samples'], 'sample')}, {entry['bytes'] / 1e6:.1f} MB of latents"
         for resolution, entry in found["resolutions"].items()
     ]
     lines += [
-        f"bucket {bucket:<5} {entry['samples']} samples; latents "
+        f"bucket {bucket:<5} {counted(entry['samples'], 'sample')}; latents "
         + ", ".join(f"{shape} at {resolution} px" for resolution, shape in entry["latents"].items())
         for bucket, entry in found["buckets"].items()
     ]
     lines += [
-        f"text         {name}: {entry['max_tokens']} tokens of {entry['width']}, pooled {entry['pooled_width']}"
+        f"text         {name}: {entry['max_tokens']} tokens of {entry['width']}, "
+        + ("none pooled" if entry["pooled_width"] is None else f"pooled {entry['pooled_width']}")
         for name, entry in found["text"].items()
     ]
     autoencoder = found["autoencoder"]
@@ -173,7 +177,9 @@ def _describe(found: dict[str, Any]) -> str:
     lines += [line for name, entry in found["fields"].items() for line in _field(name, entry)]
     if "sheet" in found:
         shown = found["sheet"]
-        lines.append(f"sheet        {shown['rows']} pictures at {shown['resolution']} px in {shown['file']}")
+        lines.append(
+            f"sheet        {counted(shown['rows'], 'picture')} at {shown['resolution']} px in {shown['file']}"
+        )
     return "\n".join(lines)
 
 
