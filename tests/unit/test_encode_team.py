@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
 from pathlib import Path
@@ -214,6 +215,21 @@ def test_ranks_that_are_done_take_what_slow_ones_have_not_begun_and_nothing_twic
     # Another attempt claims anew.
     again = team(run, tmp_path / "node0", 0, clock=Clock(), said=[], attempt=2)
     assert len(list(shared(_units(40), set(), 0, 4, again))) == 40
+
+
+def test_a_slow_rank_holds_the_job_up_by_one_unit(run: RunDirectory, tmp_path: Path) -> None:
+    """Forty units on four ranks, one of them five times slower: each own quarter would take 50 units' time."""
+    ranks = [team(run, tmp_path / f"node{at // 2}", at, clock=Clock(), said=[]) for at in range(4)]
+    lists = [shared(_units(40), set(), at, 4, ranks[at]) for at in range(4)]
+    free = [(0.0, at) for at in range(4)]
+    ended = 0.0
+    while free:
+        now, at = heapq.heappop(free)
+        if next(lists[at], None) is not None:
+            ended = max(ended, now + (5 if at == 3 else 1))
+            heapq.heappush(free, (now + (5 if at == 3 else 1), at))
+    assert 40 / 3.2 <= ended <= 40 / 3.2 + 5
+    assert ended == 15
 
 
 def test_fewer_units_than_ranks_are_told_of(run: RunDirectory, tmp_path: Path) -> None:
