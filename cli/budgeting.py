@@ -24,7 +24,7 @@ def with_budget(launch: Launch, prices: str = "", *, offline: bool = False) -> L
     from dataclasses import replace
 
     from isthmus.backends.spec import Finding
-    from isthmus.cost.budget import UNESTIMATED, budget_findings
+    from isthmus.cost.budget import UNESTIMATED, UNPRICED, budget_findings
     from isthmus.errors import IsthmusError
 
     budget = launch.job.source.budget
@@ -42,6 +42,9 @@ def with_budget(launch: Launch, prices: str = "", *, offline: bool = False) -> L
             return launch  # a CPU's speed nobody estimates, and nothing is billed
         text = f"the budget cannot be checked before the launch: {error}"
         found = [Finding(UNESTIMATED, "warning", text)]
+    if any(finding.id.endswith(".price") for finding in launch.findings):
+        # The backend has said of the same cap that nobody knows the price.
+        found = [finding for finding in found if finding.id != UNPRICED]
     return replace(launch, findings=(*launch.findings, *found))
 
 

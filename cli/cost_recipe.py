@@ -66,6 +66,7 @@ def recipe(
     from isthmus.cost.assumptions import assumptions
     from isthmus.cost.estimate import estimate
     from isthmus.cost.measured import fitting
+    from isthmus.cost.own_price import own_priced
     from isthmus.cost.placing import as_measured, check_tier, place
     from isthmus.cost.table import estimate_json, estimate_text
 
@@ -91,6 +92,7 @@ def recipe(
     )
     if measured is not None:
         where = as_measured(where, measured.sku, measured.region, catalog)
+    where = own_priced(loaded, where)
     data = dataset_of(loaded, dataset_gb, data_in or None)
     found = estimate(loaded, place=where, catalog=catalog, assume=chosen, data=data, measured=measured)
     if chart:

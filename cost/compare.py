@@ -15,6 +15,7 @@ from isthmus.cost.catalog import Catalog, Price
 from isthmus.cost.estimate import Estimate, Speed, estimate, speed_of
 from isthmus.cost.lines import Dataset
 from isthmus.cost.measured import Measurement, fitting
+from isthmus.cost.own_price import own_priced
 from isthmus.cost.placing import CLOUDS, Place, find_price, nodes_for, with_place
 from isthmus.cost.regions import GEOGRAPHIES, check_region, geography
 from isthmus.errors import UsageError
@@ -221,7 +222,7 @@ def _places(recipe: Recipe, catalog: Catalog, wish: Wish) -> Iterator[Place]:
             continue
         if (wish.tiers and tier not in wish.tiers) or (wish.gpus and price.gpu not in wish.gpus):
             continue
-        yield Place(
+        found = Place(
             backend=backend,
             region=region,
             tier=tier,
@@ -231,6 +232,7 @@ def _places(recipe: Recipe, catalog: Catalog, wish: Wish) -> Iterator[Place]:
             nodes=nodes_for(recipe, price.gpus),
             price=find_price(catalog, backend, sku, region, tier),
         )
+        yield own_priced(recipe, found)
 
 
 def _named(recipe: Recipe, place: Place) -> bool:

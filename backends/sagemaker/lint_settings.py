@@ -54,7 +54,8 @@ def check(job: Job) -> Iterator[Finding]:
     budget = job.recipe.budget
     if budget.max_usd is not None and environment.usd_per_hour(job, settings_of(job)) is None:
         yield rules.PRICE.found(
-            f"budget.max_usd is ${budget.max_usd:,.2f}, and the price of an hour is not known"
+            f"budget.max_usd is ${budget.max_usd:,.2f}, and the price of an hour of {job.recipe.compute.nodes} x "
+            f"{' or '.join(choice.types) or 'these machines'} in {choice.region or 'its region'} is not known"
         )
 
 

@@ -269,7 +269,8 @@ ENCRYPT = _rule(
 PRICE = _rule(
     "price", "warning", "budget.max_usd needs a price.",
     "Nobody knows what an hour of these machines costs, so that neither the job nor the supervisor can keep the cap.",
-    "--set backends.sagemaker.usd_per_hour=<of all nodes>, or budget.max_hours", "core/train/control.py",
+    "--set backends.sagemaker.usd_per_hour=<of all nodes>, a row in --prices FILE (docs/cost.md), or budget.max_hours",
+    "core/train/control.py",
 )  # fmt: skip
 
 OFFLINE = tuple(value for value in list(globals().values()) if isinstance(value, Rule))

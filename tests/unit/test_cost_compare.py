@@ -314,6 +314,30 @@ def test_unpriced_machines_exit_with_2_and_say_how_to_price_them(tmp_path: Path)
     assert "own.csv" in json.loads(out)["prices"][0]["source"]
 
 
+def test_the_recipes_own_price_is_read_as_at_a_launch(tmp_path: Path) -> None:
+    own = ("--set", "backends.sagemaker.usd_per_hour=500", "--set", "compute.offers=[]")
+    place = ("--set", "backends.sagemaker.region=us-east-1", "--set", f"backends.sagemaker.sku={P4DE}")
+    where = ("--backend", "sagemaker", "--sku", P4DE, "--region", "us-east-1")
+    code, out, err = isthmus(tmp_path, "cost", "sdxl-progressive", *where, *own, *place, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["usd_per_hour"] == 500
+    assert told["prices"][0]["source"] == "backends.sagemaker.usd_per_hour"
+    # Of other machines, or another number of them, nobody said it.
+    for other in (("--nodes", "8"), ("--tier", "spot"), ("--region", "us-west-2")):
+        assert isthmus(tmp_path, "cost", "sdxl-progressive", *where, *own, *place, *other)[0] == 2, other
+    code, out, err = isthmus(
+        tmp_path, "compare", "sdxl-progressive", *own, *place, "--backend", "sagemaker", "--json"
+    )
+    assert code == 0, err
+    priced = [
+        (row["sku"], row["region"], row["tier"])
+        for row in json.loads(out)["offers"]
+        if row["usd_per_hour"] == 500
+    ]
+    assert priced == [(P4DE, "us-east-1", "on_demand")]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -65,7 +65,10 @@ def test_the_price_of_the_settings_is_the_one_that_the_budget_is_checked_by(laun
     assert half == [pytest.approx(low / 2, rel=0.02), pytest.approx(high / 2, rel=0.02)]
     code, _, err = launch("budget.max_usd=10", words[1] % "region: us-east-1", offers=places)
     assert code == 0, err
-    assert "cannot be checked: sagemaker us-east-1" in err
+    told = "budget.max_usd is $10.00, and the price of an hour of 16 x ml.p4de.24xlarge in us-east-1 is not known"
+    assert told in err
+    assert "--prices FILE" in err
+    assert err.count("budget.max_usd") == 1  # once is enough
 
 
 def test_a_file_of_prices_at_a_launch(launch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

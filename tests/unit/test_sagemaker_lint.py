@@ -162,7 +162,7 @@ CASES: dict[str, tuple[Job, Job, str]] = {
         case(*sm(encrypt_traffic=True)),
         "compute.nodes 16",
     ),
-    "price": (case(recipe=SDXL), case(recipe=SDXL, usd_per_hour=400), "the price of an hour is not known"),
+    "price": (case(recipe=SDXL), case(recipe=SDXL, usd_per_hour=400), "the price of an hour of 16 x"),
 }  # fmt: skip
 REQUESTS = {"prefix-slash", "compression", "hyperparameters", "model-missing"}
 """Rules that no recipe can trip, since we write that part of the request: tested below on edited requests."""
