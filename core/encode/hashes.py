@@ -120,7 +120,7 @@ def _resample_whole(picture: NDArray[np.int64]) -> NDArray[np.float64]:
     sums = (rows @ picture.reshape(len(picture), -1)).reshape(SIDE, -1, 3)
     sums = np.einsum("xw,ywc->yxc", columns, sums)
     weight = np.outer(rows.sum(1), columns.sum(1))[..., None]
-    return ((2 * sums + weight) // (2 * weight)).astype(np.float64)
+    return np.asarray((2 * sums + weight) // (2 * weight), np.float64)
 
 
 def _resample(values: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
