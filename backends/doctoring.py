@@ -99,7 +99,9 @@ def examine(
         budget = launch.job.source.budget
         if budget.max_usd is not None or budget.max_hours is not None:
             extra = more(launch).findings[len(launch.findings) :]
-            rows += _rows("budget", "the budget is enough for what is estimated", extra)
+            if extra or not any(finding.id.endswith(".price") for finding in launch.findings):
+                # Of a price that nobody knows the backend has told; then nothing was compared.
+                rows += _rows("budget", "the budget is enough for what is estimated", extra)
             made += extra
         try:
             asked = launch.backend.preflight(launch.job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from isthmus.cli.output import emit
+from isthmus.cli.output import counted, emit
 
 _RUN = typer.Argument(metavar="RUN", help="A run's id, or its directory (a path or URI).")
 _AS_JSON = typer.Option(False, "--json", help="Print one JSON document.")
@@ -69,7 +69,7 @@ def sample(
         "prompts": captions,
         "seed": seed,
     }
-    emit(result, as_json=as_json, text=f"drew {len(captions)} pictures at step {loaded.step}: {place}")
+    emit(result, as_json=as_json, text=f"drew {counted(len(captions), 'picture')} at step {loaded.step}: {place}")
 
 
 def export(

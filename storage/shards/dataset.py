@@ -191,7 +191,7 @@ def read_manifest(uri: str) -> Manifest:
         raise DatasetNotFound(
             "no latent dataset here (there is no manifest.json)",
             where=uri,
-            hint="encode one with `isthmus data encode`, or correct the recipe's data.sources",
+            hint="encode one with `isthmus data encode`, or correct the place: data.sources, validation.sources",
         ) from None
     return parse_manifest(data, where)
 

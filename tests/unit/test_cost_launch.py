@@ -114,3 +114,17 @@ def test_an_offer_that_is_too_dear_leads_on_to_the_next_one(launch) -> None:  # 
     assert code == 0, err
     assert "not azure eastus on-demand: budget.max_usd $100,000 cannot be enough" in err
     assert json.loads(out.split("\n# ")[0])
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_a_doctor_says_of_a_cap_without_a_price_that_once_and_not_that_it_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    offers = "compute.offers=[{backend: sagemaker, region: us-east-1, sku: ml.p4de.24xlarge}]"
+    with pytest.raises(SystemExit):
+        main(["doctor", "sdxl-progressive", "--backend", "sagemaker", "--set", offers])
+    out = capsys.readouterr().out
+    assert out.count("[sagemaker.price]") == 1
+    assert "[budget" not in out
