@@ -69,7 +69,11 @@ def sample(
         "prompts": captions,
         "seed": seed,
     }
-    emit(result, as_json=as_json, text=f"drew {counted(len(captions), 'picture')} at step {loaded.step}: {place}")
+    emit(
+        result,
+        as_json=as_json,
+        text=f"drew {counted(len(captions), 'picture')} at step {loaded.step}: {place}",
+    )
 
 
 def export(

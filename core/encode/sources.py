@@ -82,9 +82,7 @@ class ImageSource(Protocol):
         ...
 
 
-def open_source(
-    source: str, pictures: Pictures | None = None, *, origin: str | None = None
-) -> ImageSource:
+def open_source(source: str, pictures: Pictures | None = None, *, origin: str | None = None) -> ImageSource:
     """The source that a command line names.
 
     `emoji` is the quickstart's; otherwise a folder or URI of pictures, WebDataset tars, parquet files or a Hugging Face
