@@ -108,12 +108,13 @@ def copy_run(
     record = find_current(run)
     plan = plan_copy(record, to, checkpoints="all" if checkpoints == "all" else "newest")
     usd, price = _price(plan)
+    files = len(plan.first) + len(plan.last) + 1
     facts: dict[str, object] = {
         "run": record.id,
         "from": plan.run.uri,
         "to": plan.target.uri,
         "checkpoints": list(plan.steps),
-        "files": len(plan.first) + len(plan.last) + 1,
+        "files": files,
         "bytes": plan.bytes,
         "bytes_there": plan.there,
         "usd": usd,
@@ -121,7 +122,7 @@ def copy_run(
     steps = ", ".join(str(step) for step in plan.steps) or "none"
     shown = (
         f"copy {record.id}\n  from    {plan.run.uri}\n  to      {plan.target.uri}\n"
-        f"  size    {_size(plan.bytes)} in {counted(facts['files'], 'file')}, checkpoints of steps {steps}"
+        f"  size    {_size(plan.bytes)} in {counted(files, 'file')}, checkpoints of steps {steps}"
         + (f"; {_size(plan.there)} are there" if plan.there else "")
         + f"\n  price   {price}"
     )
