@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rewriting import files_of, rows_of
 
 from isthmus.errors import DatasetNotFound
 from isthmus.storage.shards import open_dataset, verify
+from isthmus.storage.shards.spec import FieldSpec
 
 KILLS = 5
 
@@ -28,7 +30,8 @@ def command(source: Path, dest: Path) -> list[str]:
 
 
 def test_a_split_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
-    source = rewriting.write(tmp_path / "data", 400)
+    fields = (FieldSpec("aesthetic", "number"), FieldSpec("licence", "text"))
+    source = rewriting.write(tmp_path / "data", 400, spec=replace(rewriting.SPEC, fields=fields))
     subprocess.run(command(source, tmp_path / "whole"), check=True, capture_output=True)
     dest, draw = tmp_path / "killed", random.Random(7)
     records = len(list((tmp_path / "whole").rglob("part-*.text.parquet")))
