@@ -1,133 +1,31 @@
 """The real azure-ai-ml client drives the emulated Azure ML, and the jobs really run.
 
-Importing azure.ai.ml takes 3.5 s: all that needs it is in this file.
+Importing azure.ai.ml takes 3.5 s: all that needs it, and is not slow, is in this file.
 """
 
+# ruff: noqa: F811 -- fixtures are imported, and are parameters of the same names
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from azureml_cloud import (  # noqa: F401  fixtures
+    DEFY,
+    MEET,
+    OBEY,
+    await_log,
+    client,
+    cloud,
+    environment,
+    log,
+    ml,
+    submit,
+)
 
 from isthmus.emulators.azureml import AzureMLEmulator
-from isthmus.errors import IsthmusError
-
-MEET = """
-import os, socket, sys, time
-address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if os.environ["NODE_RANK"] == "0":
-    with socket.create_server(address) as server:
-        other, peer = server.accept()
-        print("met", other.recv(100).decode())
-else:
-    for _ in range(200):
-        try:
-            with socket.create_connection(address) as there:
-                there.sendall(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}".encode())
-            break
-        except OSError:
-            time.sleep(0.05)
-for name, folder in zip(("mounted", "copied"), sys.argv[1:3]):
-    print(name, open(folder + "/x.txt").read())
-try:
-    open(sys.argv[1] + "/new", "w")
-    print("writable")
-except OSError as error:
-    print("read-only")
-print("here", os.getcwd(), *sys.argv[1:])
-with open(sys.argv[3] + "/of-" + os.environ["RANK"], "w") as file:
-    file.write("out")
-"""
-OBEY = "trap 'echo told; exit 75' TERM; echo ready; while :; do sleep 0.05; done"
-DEFY = "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done"
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[pytest.MonkeyPatch]:
-    """The environment of this process, restored afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith(("AZURE", "IDENTITY_", "MSI_")):
-                patch.delenv(name)
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def cloud(
-    tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyPatch
-) -> Iterator[AzureMLEmulator]:
-    """A workspace with one cluster and one environment."""
-    pytest.importorskip("azure.storage.blob")
-    pytest.importorskip("cryptography")
-    try:
-        emulator = AzureMLEmulator(tmp_path_factory.mktemp("aml"), grace=1.0, cancel_grace=2.0, heartbeat=0.2)
-    except IsthmusError as error:
-        pytest.skip(str(error))
-    with emulator:
-        for name, value in emulator.environment().items():
-            environment.setenv(name, value)
-        emulator.add_compute("low", "Standard_DS3_v2", nodes=8, low_priority=True)
-        emulator.add_environment("train", "1", "team/train@sha256:0")
-        emulator.blobs.container("data").upload_blob("a/x.txt", b"hello", overwrite=True)
-        yield emulator
-
-
-@pytest.fixture
-def ml(cloud: AzureMLEmulator) -> Any:
-    """A client with a credential that it finds itself."""
-    pytest.importorskip("azure.ai.ml")
-    return client(cloud)
-
-
-def client(cloud: AzureMLEmulator) -> Any:
-    """A new client with a new credential."""
-    from azure.ai.ml import MLClient
-    from azure.identity import DefaultAzureCredential
-
-    world = cloud.world
-    options: dict[str, Any] = {"enable_telemetry": False, "show_progress": False}
-    return MLClient(
-        DefaultAzureCredential(), world.subscription, world.resource_group, world.workspace, **options
-    )
-
-
-def submit(ml: Any, name: str, command: str, *, nodes: int = 1, **more: Any) -> Any:
-    """A command job with one process a node."""
-    from azure.ai.ml import PyTorchDistribution
-    from azure.ai.ml import command as build
-
-    options: dict[str, Any] = {"environment": "train:1", "compute": "low"} | more
-    job = build(
-        name=name,
-        command=command,
-        instance_count=nodes,
-        distribution=PyTorchDistribution(process_count_per_instance=1),
-        **options,
-    )
-    return ml.jobs.create_or_update(job)
-
-
-def log(cloud: AzureMLEmulator, job: str, node: int = 0) -> str:
-    """What a node's process has said so far, as the store has it."""
-    return cloud.log(job, f"user_logs/std_log_process_{node}.txt")
-
-
-def await_log(cloud: AzureMLEmulator, job: str, text: str, *, node: int = 0) -> None:
-    """Returns when a node's log holds the text."""
-    deadline = time.monotonic() + 30
-    while text not in log(cloud, job, node):
-        assert time.monotonic() < deadline, (cloud.state(job), cloud.job(job).error)
-        assert not cloud.job(job).over, cloud.job(job).error
-        time.sleep(0.05)
 
 
 def test_two_nodes_from_a_cluster_to_their_logs(cloud: AzureMLEmulator, ml: Any, tmp_path: Path) -> None:
@@ -405,102 +303,3 @@ def test_nodes_come_within_quota_and_go_when_idle(cloud: AzureMLEmulator, ml: An
         assert list(mine.compute.list_nodes("small")) == []
     finally:
         cloud.options.start_delay = 0.0
-
-
-@pytest.mark.slow
-def test_plain_processes_do_as_well(
-    tmp_path: Path, environment: pytest.MonkeyPatch, cloud: AzureMLEmulator
-) -> None:
-    """Slow: an Azurite of its own, and processes that have to be killed one by one."""
-    with AzureMLEmulator(tmp_path / "aml", privileges="processes", grace=0.5, cancel_grace=0.5) as plain:
-        before = {name: os.environ[name] for name in plain.environment()}
-        for name, value in plain.environment().items():
-            environment.setenv(name, value)
-        try:
-            plain.add_compute("low", "Standard_DS3_v2", nodes=4, low_priority=True)
-            plain.add_environment("train", "1", "x")
-            mine = client(plain)
-            (tmp_path / "code").mkdir()
-            (tmp_path / "code" / "meet.py").write_text(MEET.partition("for name")[0])
-            submit(mine, "meeting", "python3 meet.py", nodes=2, code=str(tmp_path / "code"))
-            # A grandchild that left the process group must go, too.
-            submit(mine, "orphans", "setsid sleep 300 & " + DEFY, nodes=2)
-            assert plain.wait("meeting") == "Completed", plain.job("meeting").error
-            assert "met rank 1 of 2" in log(plain, "meeting")
-            await_log(plain, "orphans", "ready", node=1)
-            pids = [pid for host in plain.hosts("orphans") for pid in host.pids]
-            assert len(pids) >= 4
-            plain.evict("orphans", 0)
-            assert plain.wait("orphans") == "Failed"
-            assert not [pid for pid in pids if alive(pid)]
-        finally:
-            for name, value in before.items():
-                environment.setenv(name, value)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_it_ends_or_is_killed(
-    tmp_path: Path, environment: pytest.MonkeyPatch, cloud: AzureMLEmulator, number: int
-) -> None:
-    """Slow: a whole emulator in a process of its own, with a running job and a mount."""
-    command = [sys.executable, "-m", "isthmus.emulators.azureml", "--folder", str(tmp_path / "aml")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    ready = json.loads(process.stdout.readline())
-    before = {name: os.environ[name] for name in ready["environment"]}
-    for name, value in ready["environment"].items():
-        environment.setenv(name, value)
-    try:
-        from azure.ai.ml import Input
-        from azure.ai.ml.entities import AmlCompute, Environment
-        from azure.storage.blob import BlobServiceClient
-
-        store = BlobServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"])
-        store.create_container("data").upload_blob("a/x.txt", b"hello")
-        mine = client(cloud)
-        mine.compute.begin_create_or_update(
-            AmlCompute(name="low", size="Standard_DS3_v2", max_instances=2)
-        ).result()
-        mine.environments.create_or_update(Environment(name="train", version="1", image="x"))
-        place = "https://devstoreaccount1.blob.core.windows.net/data/a/"
-        given = {"inputs": {"data": Input(type="uri_folder", mode="ro_mount", path=place)}}
-        submit(mine, "running", "ls ${{inputs.data}}; setsid sleep 300 & " + DEFY, nodes=2, **given)
-        deadline = time.monotonic() + 30
-        while mine.jobs.get("running").status != "Running":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(number)
-        process.wait(30)
-        deadline = time.monotonic() + 20
-        while left := traces(tmp_path):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
-    finally:
-        process.kill()
-        process.wait()
-        for name, value in before.items():
-            environment.setenv(name, value)
-
-
-def traces(folder: Path) -> list[str]:
-    """Processes that mention a folder in their command line or working directory, and mounts in it."""
-    found = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
-    for entry in Path("/proc").iterdir():
-        if not re.fullmatch(r"\d+", entry.name) or int(entry.name) == os.getpid():
-            continue
-        try:
-            said = (entry / "cmdline").read_bytes().decode(errors="replace") + str((entry / "cwd").readlink())
-        except OSError:
-            continue
-        if str(folder) in said and alive(int(entry.name)):
-            found.append(said.replace("\0", " "))
-    return found
