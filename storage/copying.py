@@ -126,6 +126,7 @@ def copy(
 
     Raises:
         DataError: the source's bytes are not those that were written down.
+        PlaceNotFound: the target's bucket is not there.
         StorageError: a store refused, past the retries.
     """
     there = target.sizes()
@@ -144,9 +145,6 @@ def copy(
                 with lock:
                     gone.append(item.name)
                 return
-            except FileNotFoundError as error:
-                where = f"{target.uri}/{item.name}"
-                raise StorageError("cannot write: there is no such place", where=where) from error
         with lock:
             done["kept" if kept else "files"] += 1
             done["bytes"] += 0 if kept else item.size
