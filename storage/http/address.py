@@ -44,7 +44,9 @@ class WebAddress:
 
     def __init__(self, uri: str) -> None:
         parts = urlsplit(uri)
-        self.server, self._root = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+        self.server = f"{parts.scheme}://{parts.netloc}"
+        # What is quoted stays as it is.
+        self._root = quote(parts.path.rstrip("/"), safe="/%-_.~!$&'()*+,;=:@")
 
     def request(
         self,

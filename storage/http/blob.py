@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from isthmus.errors import NotInstalled
+from isthmus.storage import identity
 from isthmus.storage.ranges.settings import AzureAccount, container_and_path
 
 _VERSION = "2021-12-02"
+_SCOPE = "https://storage.azure.com/.default"
 _SOON_S = 300.0
 
 
@@ -42,7 +43,7 @@ class BlobAddress:
         self.root = parts.path.rstrip("/") + f"/{self.container}"
         self._lock = threading.Lock()
         self._bearer: tuple[float, str] | None = None
-        self._identity: Any = None
+        self._identity: identity.Identity | None = None
         if not (self.account.key or self.account.sas or self.account.anonymous):
             self._identity = _identity()
 
@@ -91,15 +92,23 @@ class BlobAddress:
             self.account = AzureAccount.of(self.uri)
             return bool(self.account.key or self.account.sas)
         with self._lock:
-            self._bearer, self._identity = None, _identity()
+            self._bearer = None
+        self._identity.forget()
         return True
 
     def token(self) -> str:
         """The identity's, as of now."""
+        assert self._identity is not None
         with self._lock:
-            if self._bearer is None or self._bearer[0] - time.time() < _SOON_S:
-                found = self._identity()
-                self._bearer = found["expires_at"].timestamp(), found["token"]
+            now = time.time()
+            if self._bearer is None or self._bearer[0] - now < _SOON_S:
+                try:
+                    found = self._identity.get_token(_SCOPE)
+                except Exception:
+                    if self._bearer is None or self._bearer[0] <= now:
+                        raise
+                    return self._bearer[1]  # a disturbance, and this one is good for a while
+                self._bearer = found.expires_on, found.token
             return self._bearer[1]
 
     def shared_access(self, name: str, hours: int) -> str:
@@ -138,9 +147,7 @@ def _hmac(key: str, text: str) -> str:
     return base64.b64encode(hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()).decode()
 
 
-def _identity() -> Any:
-    if importlib.util.find_spec("obstore") is None or importlib.util.find_spec("azure.identity") is None:
-        raise NotInstalled("az:// with your own identity", extra="azure", module="azure-identity and obstore")
-    from obstore.auth.azure import AzureCredentialProvider
-
-    return AzureCredentialProvider()
+def _identity() -> identity.Identity:
+    if importlib.util.find_spec("azure") is None or importlib.util.find_spec("azure.identity") is None:
+        raise NotInstalled("az:// with your own identity", extra="azure", module="azure-identity")
+    return identity.shared()

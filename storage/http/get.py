@@ -7,6 +7,7 @@ memory at a time. Half the processor time of the next leanest client, with and w
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import select
 import socket
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from isthmus.storage.http.wire import Refused, Wire, error_code
+from isthmus.storage.http.wire import MOST_ERROR_BYTES, Wire, refusal
 from isthmus.storage.ranges.causes import Kind, ReadFailed
 
 Check = Callable[[int, Mapping[str, str]], None]
@@ -26,7 +27,7 @@ Check = Callable[[int, Mapping[str, str]], None]
 
 _MOST_VIEWS = 64
 """Pieces of memory that one call fills. The system's limit is 1,024; more than this saves nothing."""
-_MOST_ERROR_BYTES = 1 << 16
+_MOST_AT_ONCE = 1 << 18
 _GONE = (
     http.client.RemoteDisconnected,
     ConnectionResetError,
@@ -81,27 +82,32 @@ class Get:
         self._until = now + self._limit_s
         if on_slow is not None and slow_after_s is not None:
             self._on_slow, self._slow_at = on_slow, now + slow_after_s
-        while True:
-            connection, kept = self._wire.take()
-            try:
-                good = self._run(connection, target, headers, views, check)
-            except BaseException as error:
+        try:
+            while True:
+                connection, kept = self._wire.take()
+                try:
+                    good = self._run(connection, target, headers, views, check)
+                except BaseException as error:
+                    with self._lock:
+                        self._socket = None
+                    connection.close()
+                    if self._cut:
+                        raise ReadFailed(Kind.PASSING, "the read was cancelled") from error
+                    if kept and not self.writing:
+                        # One that the server closed meanwhile: the request did not begin. Or one that is dead.
+                        self._wire.forget()
+                        if isinstance(error, _GONE):
+                            continue
+                    raise
                 with self._lock:
                     self._socket = None
-                connection.close()
-                if self._cut:
-                    raise ReadFailed(Kind.PASSING, "the read was cancelled") from error
-                # A kept connection that the server closed meanwhile; the request did not begin.
-                if isinstance(error, _GONE) and kept and not self.writing:
-                    continue
-                raise
-            with self._lock:
-                self._socket = None
-            if good:
-                self._wire.give(connection)
-            else:
-                connection.close()
-            return
+                if good:
+                    self._wire.give(connection)
+                else:
+                    connection.close()
+                return
+        finally:
+            self._on_slow = None  # it leads back to who made this, and so to the caller's memory
 
     def cut(self) -> None:
         """Ends it: `run` raises soon, and not a byte is written after it has looked."""
@@ -131,34 +137,54 @@ class Get:
             self._socket = held
         self._wire.begin(connection, "GET", target, headers)
         connection.endheaders()
-        self._first_byte(held)
-        response = connection.getresponse()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        if response.status >= 300:
-            text = b"" if response.status < 400 else response.read(_MOST_ERROR_BYTES)
-            raise Refused(response.status, found.get("x-ms-error-code") or error_code(text), found)
-        check(response.status, found)
-        with self._lock:
-            if self._cut:
-                raise ReadFailed(Kind.PASSING, "the read was cancelled")
-            self.writing = True
-        if response.chunked:
-            self._in_chunks(response, views)
-            return response.isclosed() and not response.will_close
-        self._receive(response, held, views)
-        held.settimeout(self._stall_s)
-        response.close()
-        return not response.will_close
+        # Whatever goes wrong, the answer lets go of the socket, which it holds too.
+        with contextlib.closing(self._answer(connection, held)) as response:
+            found = {name.lower(): value for name, value in response.getheaders()}
+            if response.status >= 300:
+                raise refusal(response.status, found, response.read(MOST_ERROR_BYTES))
+            check(response.status, found)
+            with self._lock:
+                if self._cut:
+                    raise ReadFailed(Kind.PASSING, "the read was cancelled")
+                self.writing = True
+            if response.chunked:
+                self._in_chunks(response, views)
+            else:
+                self._receive(response, held, views)
+            held.settimeout(self._stall_s)
+            return not response.will_close
 
-    def _first_byte(self, held: socket.socket) -> None:
-        """Waits for the answer to begin."""
+    def _answer(self, connection: Any, held: socket.socket) -> http.client.HTTPResponse:
+        """The answer, its headers read."""
+        connection.response_class = functools.partial(
+            _Answer, wait=lambda answer: self._first_byte(held, answer)
+        )
+        try:
+            answer: http.client.HTTPResponse = connection.getresponse()
+        finally:
+            del connection.response_class
+        return answer
+
+    def _first_byte(self, held: socket.socket, answer: Any) -> None:
+        """Waits for the answer to begin. What TLS says by itself, such as its session tickets, is none."""
         ready = select.poll()
         ready.register(held, select.POLLIN)
+        secure = isinstance(held, ssl.SSLSocket)
         began = time.monotonic()
-        while not ready.poll(1000 * self._wait_s()):
+        held.settimeout(0)
+        while True:
+            if secure:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    answer.peek(1)
+                    break
+            if ready.poll(1000 * self._wait_s()):
+                if not secure:
+                    break
+                continue
             now = self._looked()
             if now >= self._until or now - began >= self._stall_s:
                 raise ReadFailed(Kind.PASSING, f"no answer within {now - began:.0f} s")
+        held.settimeout(self._stall_s)
 
     def _wait_s(self) -> float:
         """How long to wait for bytes before the clock is looked at."""
@@ -178,9 +204,8 @@ class Get:
         self, response: http.client.HTTPResponse, held: socket.socket, views: Sequence[memoryview]
     ) -> None:
         body: Any = response.fp  # what came with the headers lies in its buffer
-        held.settimeout(
-            0
-        )  # when nothing does, it must not wait: that is for us to do, with an eye on the clock
+        # When nothing does, it must not wait: that is for us to do, with an eye on the clock.
+        held.settimeout(0)
         try:
             early = memoryview(body.peek())
         except ssl.SSLWantReadError:
@@ -243,17 +268,32 @@ class Get:
 
     def _in_chunks(self, response: http.client.HTTPResponse, views: Sequence[memoryview]) -> None:
         """A body whose length its sender did not know."""
-        for view in views:
-            done = 0
-            while done < len(view):
-                count = response.readinto(view[done:])
-                if not count:
-                    raise ReadFailed(Kind.PASSING, "the body ended early")
-                done += count
-                if self._looked() >= self._until:
-                    raise ReadFailed(Kind.PASSING, f"no whole answer within {self._limit_s:.0f} s")
+        into, left = _Into(views), sum(view.nbytes for view in views)
+        while left:
+            data = response.read1(min(left, _MOST_AT_ONCE))
+            if not data:
+                raise ReadFailed(Kind.PASSING, "the body ended early")
+            into.copy(memoryview(data))
+            left -= len(data)
+            if self._looked() >= self._until:
+                raise ReadFailed(Kind.PASSING, f"no whole answer within {self._limit_s:.0f} s")
         if response.read(1):
             raise ReadFailed(Kind.PASSING, "the answer holds more than was asked for")
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that is waited for in a way of the caller's."""
+
+    def __init__(self, *arguments: Any, wait: Callable[[Any], None], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._wait: Callable[[Any], None] | None = wait
+
+    def begin(self) -> None:
+        """Reads the headers."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait(self.fp)
+        super().begin()
 
 
 class _Into:

@@ -16,6 +16,7 @@ from isthmus.storage.ranges.settings import S3, container_and_path
 
 _CREDENTIALS_S = 30.0
 """Then boto3's chain is asked again, which holds its credentials in memory and renews them before they expire."""
+_AGAIN_S = 5.0
 _SOON_S = 300.0
 """Credentials that expire within so long are asked for again each time."""
 
@@ -38,6 +39,7 @@ class S3Address:
         self.endpoint, self.anonymous = settings.endpoint, settings.anonymous
         self._lock = threading.Lock()
         self._keys: tuple[float, sigv4.Keys] | None = None
+        self._old: sigv4.Keys | None = None
         self._provider: Any = None if self.anonymous else _provider(uri)
         self.region = settings.region or getattr(self._provider, "config", {}).get("region") or "us-east-1"
         self._place()
@@ -52,7 +54,7 @@ class S3Address:
             self.server, self.root = f"https://s3.{self.region}.amazonaws.com", f"/{self.bucket}"
         else:
             self.server, self.root = f"https://{self.bucket}.s3.{self.region}.amazonaws.com", ""
-        self.host = urlsplit(self.server).netloc
+        self.host = urlsplit(self.server).netloc.rpartition("@")[2]
 
     def key(self, name: str) -> str:
         """A file's key in the bucket."""
@@ -108,9 +110,12 @@ class S3Address:
         """See `Address.refresh`."""
         if self.anonymous:
             return False
-        provider = _provider(self.uri)
+        try:
+            provider = _provider(self.uri)
+        except StorageError:
+            provider = self._provider  # what found them before may find them again in a moment
         with self._lock:
-            self._provider, self._keys = provider, None
+            self._provider, self._keys, self._old = provider, None, None
         return True
 
     def credentials(self) -> sigv4.Keys:
@@ -118,22 +123,32 @@ class S3Address:
         with self._lock:
             now = datetime.now(UTC).timestamp()
             if self._keys is None or now > self._keys[0]:
-                found = self._provider()
-                keys = sigv4.Keys(found["access_key_id"], found["secret_access_key"], found.get("token"))
+                try:
+                    found = self._provider()
+                except Exception:
+                    if self._old is None:
+                        raise
+                    # Theirs is a disturbance; whether those of before are too old, the store says.
+                    self._keys = now + _AGAIN_S, self._old
+                    return self._old
+                self._old = sigv4.Keys(found["access_key_id"], found["secret_access_key"], found.get("token"))
                 good_until = now + _CREDENTIALS_S
                 if expires := found.get("expires_at"):
                     good_until = min(good_until, expires.timestamp() - _SOON_S)
-                self._keys = good_until, keys
+                self._keys = good_until, self._old
             return self._keys[1]
 
 
 def _provider(uri: str) -> Callable[[], Mapping[str, Any]]:
     """What finds credentials: boto3's chain, whose first place is the environment, which needs no boto3."""
-    named = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    # Those that come out of a mounted file often end with a line break.
+    named = {
+        name: os.environ.get(name, "").strip() for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    }
     if all(named.values()):
         found = {name.removeprefix("AWS_").lower(): value for name, value in named.items()}
-        token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN")
-        return lambda: {**found, "token": token}
+        token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN") or ""
+        return lambda: {**found, "token": token.strip() or None}
     if importlib.util.find_spec("boto3") is None or importlib.util.find_spec("obstore") is None:
         raise NotInstalled(
             "s3:// with other than the environment's keys", extra="sagemaker", module="boto3 and obstore"

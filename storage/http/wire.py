@@ -6,17 +6,21 @@ and what copies need of S3 and Blob is a dozen requests. It shows an answer's he
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import os
 import re
+import select
 import ssl
 import threading
+import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from isthmus.storage.ranges.causes import Cause, Kind, ReadFailed, by_status
 
@@ -24,7 +28,9 @@ _SLICE = 256 << 10
 """Bytes received at once, and sent at once where a limit on the bandwidth counts them: what fits a core's cache."""
 _DAMAGED = {"BadDigest", "Md5Mismatch", "Crc64Mismatch", "XAmzContentChecksumMismatch", "InvalidDigest"}
 """How stores say that a body is not that of its checksum."""
-_MOST_ERROR_BYTES = 1 << 16
+MOST_ERROR_BYTES = 1 << 16
+_IDLE_S = 30.0
+"""For which a connection is kept. Firewalls forget those that are silent for minutes, stores hang up after less."""
 _MOST_BODY_BYTES = 64 << 20
 """Of an answer that is kept in memory: a page of a listing."""
 
@@ -72,11 +78,12 @@ class Wire:
         connect_s: float | None = None,
     ) -> None:
         parts = urlsplit(address)
-        self.host = parts.netloc
-        self._name, self._port = parts.hostname or "", parts.port
+        self.host = parts.netloc.rpartition("@")[2]
         self._secure = parts.scheme == "https"
+        self._name, self._port = parts.hostname or "", parts.port or (443 if self._secure else 80)
+        self._proxy = _proxy_of(self.host, parts.scheme)
         self._connect_s, self._pace = connect_s or stall_s, pace
-        self._idle: list[http.client.HTTPConnection] = []
+        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._lock = threading.Lock()
         self._closed = False
         self._context = _tls() if self._secure else None
@@ -116,43 +123,60 @@ class Wire:
 
     def take(self) -> tuple[http.client.HTTPConnection, bool]:
         """A connection for one request, and whether it was used before; a new one is not connected yet."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop(), True
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection, since = self._idle.pop()
+            if time.monotonic() - since < _IDLE_S and not _readable(connection.sock):
+                return connection, True
+            connection.close()  # who was silent for long may be forgotten by what lies between; or it hung up, or says what nobody asked
         return self._connect(), False
 
     def give(self, connection: http.client.HTTPConnection) -> None:
         """A connection whose answer was read to its end is kept for the next request."""
         with self._lock:
             if not self._closed:
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
                 return
         connection.close()
+
+    def forget(self) -> None:
+        """Closes the connections that are not in use: one of them turned out to be dead, and the others may be."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection, _ in idle:
+            connection.close()
 
     def begin(
         self, connection: http.client.HTTPConnection, method: str, target: str, headers: Mapping[str, str]
     ) -> None:
         """Begins a request; `endheaders` sends it."""
-        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", self.host)
-        for name, value in headers.items():
-            connection.putheader(name, value)
+        via = self._proxy
+        if via is not None and not self._secure:
+            target = f"http://{self.host}{target}"
+            headers = {**headers, **via[2]}
+        try:
+            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+            connection.putheader("Host", self.host)
+            connection.putheader("Accept-Encoding", "identity")
+            for name, value in headers.items():
+                connection.putheader(name, value)
+        except (ValueError, http.client.InvalidURL):
+            # Its words would show what was to be sent.
+            raise ReadFailed(
+                Kind.FINAL, "the address or the credentials hold a character that no request may"
+            ) from None
 
     def close(self) -> None:
         """Closes the connections that are not in use; those in use are closed when they are given back."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self.forget()
 
     def _connect(self) -> http.client.HTTPConnection:
-        proxy = urllib.request.getproxies().get("https" if self._secure else "http")
-        if proxy and not urllib.request.proxy_bypass(self.host):
-            via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            host, port = via.hostname or "", via.port or 8080
-        else:
-            proxy, host, port = None, self._name, self._port or (443 if self._secure else 80)
+        via = self._proxy
+        host, port = (via[0], via[1]) if via else (self._name, self._port)
         connection: http.client.HTTPConnection
         if self._context is not None:
             connection = http.client.HTTPSConnection(
@@ -160,8 +184,8 @@ class Wire:
             )
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._connect_s)
-        if proxy:
-            connection.set_tunnel(self._name, self._port or (443 if self._secure else 80))
+        if via and self._secure:
+            connection.set_tunnel(self._name, self._port, headers=via[2])
         return connection
 
     def _ask(
@@ -191,9 +215,9 @@ class Wire:
             response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         if response.status >= 300 and response.status not in accept:
-            text = response.read(_MOST_ERROR_BYTES)
+            text = response.read(MOST_ERROR_BYTES)
             connection.close()
-            raise Refused(response.status, found.get("x-ms-error-code") or error_code(text), found)
+            raise refusal(response.status, found, text)
         data, crc = b"", 0
         if into is not None and response.status < 300:
             crc = self._receive(response, into)
@@ -230,10 +254,39 @@ class Wire:
         return crc
 
 
+def refusal(status: int, headers: dict[str, str], body: bytes) -> Refused:
+    """An answer that is an error. A bucket's region may be in its body alone: it is put among the headers."""
+    if region := re.search(rb"<Region>([\w-]{1,40})</Region>", body):
+        headers.setdefault("x-amz-bucket-region", region[1].decode())
+    return Refused(status, headers.get("x-ms-error-code") or error_code(body), headers)
+
+
 def error_code(body: bytes) -> str:
     """The store's word for an error, from its XML."""
     found = re.search(rb"<Code>(\w{1,60})</Code>", body)
     return found[1].decode() if found else ""
+
+
+def _readable(held: Any) -> bool:
+    """Whether something came on a connection that nobody asks anything of."""
+    if held is None:
+        return True
+    ready = select.poll()
+    ready.register(held, select.POLLIN)
+    return bool(ready.poll(0))
+
+
+def _proxy_of(host: str, scheme: str) -> tuple[str, int, dict[str, str]] | None:
+    """The environment's proxy for a host: its host and port, and the headers that it wants."""
+    proxy = urllib.request.getproxies().get(scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
+        return None
+    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    headers = {}
+    if via.username:
+        who = f"{unquote(via.username)}:{unquote(via.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(who.encode()).decode()}"
+    return via.hostname or "", via.port or 8080, headers
 
 
 def _tls() -> ssl.SSLContext:

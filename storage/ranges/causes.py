@@ -79,7 +79,7 @@ def cause_of(error: BaseException) -> Cause | None:
     for seen in chain:
         if isinstance(seen, ReadFailed):
             return seen.cause
-    for judge in (_by_tls, _by_status, _by_text, _by_errno, _by_name):
+    for judge in (_by_tls, _by_proxy, _by_status, _by_text, _by_errno, _by_name):
         for seen in chain:
             cause = judge(seen)
             if cause is not None:
@@ -117,6 +117,9 @@ def by_status(status: int, code: str = "", retry_after: object = None) -> Cause 
         return Cause(
             Kind.DENIED, f"the store does not accept the credentials ({named})", hint=_CREDENTIALS_HINT
         )
+    if code == "RequestTimeTooSkewed":
+        words = f"this machine's clock and the store's differ ({named})"
+        return Cause(Kind.DENIED, words, hint="set the clock: time is what signatures are made of")
     if status == 403:
         return Cause(Kind.DENIED, f"the store denies access ({named})", hint=_CREDENTIALS_HINT)
     if status in {404, 410} or code in _ABSENT:
@@ -195,6 +198,15 @@ def _by_tls(error: BaseException) -> Cause | None:
             hint=_CERTIFICATE_HINT,
         )
     return Cause(Kind.PASSING, f"TLS failed ({redacted(error.reason or str(error))})")
+
+
+def _by_proxy(error: BaseException) -> Cause | None:
+    """http.client tells a proxy's refusal in words alone."""
+    found = re.match(r"Tunnel connection failed: (\d{3})", str(error)) if isinstance(error, OSError) else None
+    if found is None:
+        return None
+    kind = Kind.PASSING if found[1].startswith("5") or found[1] == "429" else Kind.FINAL
+    return Cause(kind, f"the proxy does not connect us ({found[1]})", hint="see https_proxy and no_proxy")
 
 
 def _by_status(error: BaseException) -> Cause | None:
@@ -322,6 +334,7 @@ _BY_NAME: list[tuple[Kind, str, set[str]]] = [
             ),
         },
     ),
+    (Kind.PASSING, "the service that gives credentials does not answer", {"MetadataRetrievalError"}),
     (
         Kind.DENIED,
         "the store does not accept the credentials",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from isthmus.errors import IsthmusError, NotInstalled, StorageError
-from isthmus.storage.http.address import Address, address_of
+from isthmus.storage.http.address import Address, WebAddress, address_of
 from isthmus.storage.http.get import Get
 from isthmus.storage.http.wire import Refused, Wire
 from isthmus.storage.ranges.causes import Kind, ReadFailed
@@ -55,6 +55,8 @@ class DirectRanges:
         self._pace, self._versions = Pace(policy), Versions(uri)
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        """Held while credentials are looked up, which may take long: closing does not wait for it."""
         self._address: Address | None = None
         self._wire: Wire | None = None
         self._other: Ranges | None = None
@@ -92,6 +94,8 @@ class DirectRanges:
 
     def close(self) -> None:
         """See `Ranges.close`."""
+        if os.getpid() != self._process:
+            return  # the connections of a child after a fork are its parent's
         self._retry.close()
         with self._lock:
             in_flight, wire, other = list(self._in_flight), self._wire, self._other
@@ -115,16 +119,13 @@ class DirectRanges:
         try:
             read.run(slow_after_s)
         except Refused as error:
-            if error.status in {301, 302, 303, 307, 308}:
-                if address.moved(error.status, error.headers):
-                    with self._lock:
-                        self._wire = None
-                    raise ReadFailed(Kind.PASSING, "the bucket lies in another region") from error
-                raise self._elsewhere(_NOWHERE) from error
-            if error.status == 400 and address.moved(error.status, error.headers):
-                with self._lock:
-                    self._wire = None
+            if error.status in {301, 302, 303, 307, 308, 400} and self._moved(address, wire, error):
                 raise ReadFailed(Kind.PASSING, "the bucket lies in another region") from error
+            if 300 <= error.status < 400:
+                if isinstance(address, WebAddress):
+                    raise self._elsewhere(ReadFailed(Kind.FINAL, "the server sends us elsewhere")) from error
+                # A bucket that was just made, say: for a while its requests go to another door.
+                raise ReadFailed(Kind.PASSING, f"the store sends us elsewhere ({error.status})") from error
             if error.status == 416:
                 # The file does not have the range: it says what it has, here or when asked.
                 told = error.headers.get("content-range", "").rpartition("/")[2]
@@ -146,21 +147,31 @@ class DirectRanges:
             raise StorageError(
                 "this reader was opened in another process", where=self.uri, hint="open one after the fork"
             )
-        with self._lock:
+        with self._looking:
             self._mine.age = self._age
-            if self._address is None:
-                self._address = address_of(self.uri)
+            address = self._address = self._address or address_of(self.uri)
+        with self._lock:
             if self._wire is None:
                 self._wire = Wire(
-                    self._address.server,
+                    address.server,
                     self._policy.stall_s,
                     connect_s=min(self._policy.stall_s, _CONNECT_S),
                 )
-            return self._address, self._wire
+            return address, self._wire
+
+    def _moved(self, address: Address, wire: Wire, error: Refused) -> bool:
+        """Whether another server is to be asked, as this answer says, or another thread's before it."""
+        with self._lock:
+            if self._wire is wire:
+                if not address.moved(error.status, error.headers):
+                    return False
+                self._wire = None
+        wire.forget()
+        return True
 
     def _refresh(self) -> bool:
         """Looks up credentials anew, unless another thread has since this one's were refused."""
-        with self._lock:
+        with self._looking:
             if self._address is None:
                 return False
             if self._mine.age == self._age:
@@ -195,9 +206,6 @@ class _Elsewhere(IsthmusError):
 
     def __init__(self) -> None:
         super().__init__("elsewhere")
-
-
-_NOWHERE = ReadFailed(Kind.FINAL, "the server sends us elsewhere")
 
 
 class _Read:
@@ -246,6 +254,7 @@ class _Read:
             self._end_second()
         finally:
             self.reader.ended(self._first)
+            self._failure = None  # its traceback leads back here, and to the caller's memory
 
     def _ask(self, get: Get, slow_after_s: float | None = None) -> None:
         span = f"bytes={self.start}-{self.start + self.length - 1}"
@@ -258,7 +267,8 @@ class _Read:
         span, _, whole = headers.get("content-range", "").removeprefix("bytes ").partition("/")
         length = headers.get("content-length", "")
         if status != 206:
-            if self.start or length != str(self.length):
+            coded = headers.get("content-encoding", "identity") != "identity"
+            if self.start or length != str(self.length) or coded:
                 raise ReadFailed(Kind.FINAL, "the server does not answer range requests")
             whole, span = length, f"0-{end - 1}"
         if whole.isdigit():
@@ -270,11 +280,16 @@ class _Read:
     def _slow(self) -> None:
         if self._second is not None or not self.reader._pace.may_hedge():
             return
+        thread = threading.Thread(target=self._run_second, name="isthmus-hedge", daemon=True)
+        self._second = self._get()
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is left: the first goes on alone
+            self._second = None
+            return
+        self._thread = thread
         self.reader._counters.add("hedged")
         self.reader._counters.add("requests")
-        self._second = self._get()
-        self._thread = threading.Thread(target=self._run_second, name="isthmus-hedge", daemon=True)
-        self._thread.start()
 
     def _run_second(self) -> None:
         assert self._second is not None

@@ -142,43 +142,48 @@ class Retry:
         began = time.monotonic()
         first_failure: float | None = None
         tries, refreshed = 0, False
-        while True:
-            closed_for_s = self.gate.wait_s()
-            if first_failure is not None:
-                closed_for_s = min(closed_for_s, first_failure + self.policy.budget_s - time.monotonic())
-            self._pause(name, closed_for_s)
-            sent = time.monotonic()
-            tries += 1
-            self.counters.add("requests")
-            try:
-                result = attempt()
-            except IsthmusError:
-                raise
-            except Exception as error:
-                if self.closed:
-                    raise self._closed_error(name) from error
-                cause = cause_of(error)
-                if cause is None:
+        failed: Exception | None = None
+        try:
+            while True:
+                closed_for_s = self.gate.wait_s()
+                if first_failure is not None:
+                    closed_for_s = min(closed_for_s, first_failure + self.policy.budget_s - time.monotonic())
+                self._pause(name, closed_for_s)
+                sent = time.monotonic()
+                tries += 1
+                self.counters.add("requests")
+                try:
+                    result = attempt()
+                except IsthmusError:
                     raise
-                failed = error
-            else:
-                self.gate.served()
-                self.counters.observe(time.monotonic() - began)
-                return result
-            now = time.monotonic()
-            first_failure = first_failure if first_failure is not None else now
-            if cause.kind is Kind.MISSING:
-                raise FileNotFoundError(f"{self.uri}/{name}: {cause.words}") from failed
-            if cause.kind is Kind.DENIED and not refreshed and refresh is not None:
-                refreshed = True
-                if refresh():
-                    self.counters.add("retries")
-                    continue
-            left = first_failure + self.policy.budget_s - now
-            if cause.kind in {Kind.FINAL, Kind.DENIED} or left <= 0:
-                raise self._given_up(name, cause, tries, now - began) from failed
-            self.counters.add("retries")
-            self._pause(name, min(self._delay(cause, sent, tries), left))
+                except Exception as error:
+                    if self.closed:
+                        raise self._closed_error(name) from error
+                    cause = cause_of(error)
+                    if cause is None:
+                        raise
+                    failed = error
+                else:
+                    self.gate.served()
+                    self.counters.observe(time.monotonic() - began)
+                    return result
+                now = time.monotonic()
+                first_failure = first_failure if first_failure is not None else now
+                if cause.kind is Kind.MISSING:
+                    raise FileNotFoundError(f"{self.uri}/{name}: {cause.words}") from failed
+                if cause.kind is Kind.DENIED and not refreshed and refresh is not None:
+                    refreshed = True
+                    if refresh():
+                        self.counters.add("retries")
+                        continue
+                left = first_failure + self.policy.budget_s - now
+                if cause.kind in {Kind.FINAL, Kind.DENIED} or left <= 0:
+                    raise self._given_up(name, cause, tries, now - began) from failed
+                self.counters.add("retries")
+                self._pause(name, min(self._delay(cause, sent, tries), left))
+        finally:
+            # It, its traceback and this frame would hold each other, and with them the caller's memory and the socket.
+            failed = None
 
     def _delay(self, cause: Cause, sent: float, tries: int) -> float:
         if cause.kind is Kind.THROTTLED:

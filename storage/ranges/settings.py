@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 from isthmus.errors import UsageError
 
 AZURE_SCHEMES = ("az", "abfs", "abfss")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _TRUE = {"1", "true", "t", "yes"}
 # Azurite's own account: the same on every machine, printed in its manual.
 _EMULATOR = (
@@ -31,8 +33,15 @@ class S3:
     @staticmethod
     def of(environment: Mapping[str, str] = os.environ) -> S3:
         """From AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, AWS_SKIP_SIGNATURE."""
+        endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or None
+        if endpoint and not endpoint.startswith(("http://", "https://")):
+            raise UsageError(
+                "the endpoint of S3 is no address",
+                where="AWS_ENDPOINT_URL_S3" if environment.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL",
+                hint="begin it with http:// or https://",
+            )
         return S3(
-            endpoint=environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or None,
+            endpoint=endpoint,
             region=environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None,
             anonymous=environment.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE,
         )
@@ -60,8 +69,17 @@ class AzureAccount:
         text = environment.get("AZURE_STORAGE_CONNECTION_STRING", "")
         parts = _connection_string(text)
         name = parts.get("accountname") or environment.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-        key = parts.get("accountkey") or environment.get("AZURE_STORAGE_ACCOUNT_KEY") or None
-        sas = parts.get("sharedaccesssignature") or environment.get("AZURE_STORAGE_SAS_TOKEN") or None
+        # Those that come out of a mounted file often end with a line break.
+        key = (parts.get("accountkey") or environment.get("AZURE_STORAGE_ACCOUNT_KEY") or "").strip() or None
+        sas = (
+            parts.get("sharedaccesssignature") or environment.get("AZURE_STORAGE_SAS_TOKEN") or ""
+        ).strip() or None
+        if key and not _BASE64.fullmatch(key):
+            raise UsageError(
+                "the storage account's key is not base64",
+                where="AZURE_STORAGE_ACCOUNT_KEY",
+                hint="copy it again",
+            )
         endpoint = parts.get("blobendpoint", "").rstrip("/")
         if not endpoint and name:
             protocol = parts.get("defaultendpointsprotocol", "https")
@@ -97,9 +115,8 @@ def account_host(uri: str) -> str:
 
 def container_and_path(uri: str) -> tuple[str, str]:
     """The bucket or container of a URI, and the path in it without slashes at its ends."""
-    parts = urlsplit(uri)
-    place = parts.netloc.rpartition("@")[0] or parts.netloc
-    return place, parts.path.strip("/")
+    netloc, _, path = uri.partition("://")[2].partition("/")  # names may hold ? and #
+    return netloc.rpartition("@")[0] or netloc, path.strip("/")
 
 
 def options_of(uri: str, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

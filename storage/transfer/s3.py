@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import email.utils
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import unquote
@@ -43,6 +44,7 @@ class S3Place:
         self._stall_s, self._pace = stall_s, pace
         self._echoes: bool | None = None
         self.wire = Wire(self.at.server, stall_s, pace)
+        self._moving = threading.Lock()
 
     def entries(self) -> Iterator[Entry]:
         """See `Place`."""
@@ -272,9 +274,12 @@ class S3Place:
             try:
                 return wire.ask(method, target, sent, body, into, accept)
             except Refused as error:
-                if not (again and self.at.moved(error.status, error.headers)):
-                    raise
-                self.wire = Wire(self.at.server, self._stall_s, self._pace)
+                with self._moving:
+                    # Another thread's answer may have said so before.
+                    if not again or (self.wire is wire and not self.at.moved(error.status, error.headers)):
+                        raise
+                    if self.wire is wire:
+                        self.wire = Wire(self.at.server, self._stall_s, self._pace)
         raise AssertionError
 
 

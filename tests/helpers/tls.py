@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import http.server
 import ipaddress
+import re
 import select
 import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -58,6 +61,7 @@ class Files(http.server.ThreadingHTTPServer):
         ignores_ranges: every answer is the whole body.
         hangs_up: the connection is closed after each answer, which does not say so.
         stalls: so many of the next answers stop at a share `stalls_at` of the body, until `release` is set.
+        before: called with each request's handler before it answers; True: it has answered itself.
         log: path and headers of each request.
     """
 
@@ -68,6 +72,7 @@ class Files(http.server.ThreadingHTTPServer):
         self.body = body
         self.chunked = self.ignores_ranges = self.hangs_up = False
         self.elsewhere = ""
+        self.before: Callable[[Any], bool | None] = lambda handler: None
         self.connections = self.stalls = 0
         self.stalls_at = 0.5
         self.release = threading.Event()
@@ -90,6 +95,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """One answer."""
         server = self.server
         server.log.append((self.path, dict(self.headers.items())))
+        if server.before(self):
+            return
         if server.elsewhere:
             self.send_response(302)
             self.send_header("Location", server.elsewhere + self.path)
@@ -146,32 +153,47 @@ def files(body: bytes, pair: tuple[Path, Path] | None = None) -> Iterator[tuple[
 
 class _Tunnel(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        """CONNECT, then bytes both ways."""
+        """CONNECT, or a whole address; then bytes both ways."""
         asked = b""
         while b"\r\n\r\n" not in asked:
             asked += self.request.recv(4096)
-        host, _, port = asked.split()[1].decode().rpartition(":")
-        self.server.asked.append(f"{asked.split()[0].decode()} {host}:{port}")  # type: ignore[attr-defined]
+        method, target, _ = asked.split(b" ", 2)
+        server: Any = self.server
+        who = re.search(rb"(?i)proxy-authorization: basic (\S+)", asked)
+        server.asked.append(
+            (method.decode(), target.decode(), base64.b64decode(who[1]).decode() if who else "")
+        )
+        if server.refusals:
+            server.refusals -= 1
+            self.request.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+            return
+        place = target if method == b"CONNECT" else target.removeprefix(b"http://").partition(b"/")[0]
+        host, _, port = place.decode().rpartition(":")
         with socket.create_connection((host, int(port))) as other:
-            self.request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            if method == b"CONNECT":
+                self.request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            else:
+                other.sendall(asked.replace(b"http://" + place, b"", 1))
             ends = [self.request, other]
             while True:
                 for end in select.select(ends, [], [])[0]:
                     data = end.recv(1 << 16)
                     if not data:
                         return
+                    if end is self.request and method != b"CONNECT":
+                        data = data.replace(b"http://" + place, b"", 1)
                     ends[ends.index(end) - 1].sendall(data)
 
 
 @contextlib.contextmanager
-def proxy() -> Iterator[tuple[str, list[str]]]:
-    """An HTTP proxy: its address, and what it was asked for."""
-    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Tunnel)
+def proxy() -> Iterator[tuple[str, Any]]:
+    """An HTTP proxy: its address; the server, whose `asked` holds (method, target, who) and `refusals` how often it is busy."""
+    server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Tunnel)
     server.daemon_threads = True
-    server.asked = []  # type: ignore[attr-defined]
+    server.asked, server.refusals = [], 0
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", server.asked  # type: ignore[attr-defined]
+        yield f"127.0.0.1:{server.server_address[1]}", server
     finally:
         server.shutdown()
         server.server_close()

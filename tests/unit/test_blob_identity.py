@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from azure.core.credentials import AccessToken
 from servers import AZURITE_ACCOUNT, AZURITE_KEY, azurite_command, free_port, running
 from tls import certificate
 
 from isthmus.errors import StorageError
 from isthmus.storage.http import blob as addresses
+from isthmus.storage.identity import Identity
 from isthmus.storage.ranges.direct import DirectRanges
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.ranges.retry import RetryPolicy
@@ -55,15 +56,15 @@ def identity(
     asked: list[int] = []
     audience = ["https://storage.azure.com"]
 
-    def found() -> Callable[[], dict[str, object]]:
-        def ask() -> dict[str, object]:
+    class Login:
+        """Somebody who is logged in."""
+
+        def get_token(self, *scopes: str, **_: object) -> AccessToken:
             asked.append(1)
-            expires = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
-            return {"token": token(audience[0]), "expires_at": expires}
+            return AccessToken(token(audience[0]), int(time.time()) + 3600)
 
-        return ask
-
-    no_credentials.setattr(addresses, "_identity", found)
+    known = Identity(Login)
+    no_credentials.setattr(addresses, "_identity", lambda: known)
     no_credentials.setenv("AWS_CA_BUNDLE", str(pair[0]))
     no_credentials.setenv(
         "AZURE_STORAGE_CONNECTION_STRING", f"AccountName={AZURITE_ACCOUNT};BlobEndpoint={endpoint}"
@@ -71,7 +72,12 @@ def identity(
     with running([*command, *options], port):
         service = BlobServiceClient(endpoint, credential=AZURITE_KEY, connection_verify=str(pair[0]))
         service.create_container("data").upload_blob("set/x y", DATA)
-        yield "az://data/set", lambda name: audience.__setitem__(0, name), asked
+
+        def hand_out(name: str) -> None:
+            audience[0] = name
+            known.forget()
+
+        yield "az://data/set", hand_out, asked
 
 
 def test_an_identity_s_token_reads_and_one_of_another_audience_does_not(

@@ -147,10 +147,21 @@ def test_a_proxy_of_the_environment_is_used(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(pair[0]))
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with files(DATA, pair if secure else None) as (_, root), proxy() as (address, asked):
-        monkeypatch.setenv("https_proxy" if secure else "http_proxy", address)
+    with files(DATA, pair if secure else None) as (_, root), proxy() as (address, through):
+        monkeypatch.setenv("https_proxy" if secure else "http_proxy", f"http://me:se%40cret@{address}")
         scattered(root)
-        assert asked == [f"CONNECT {root.rpartition('/')[2]}"]
+        place = root.rpartition("/")[2]
+        first = ("CONNECT", place) if secure else ("GET", f"http://{place}/a")
+        assert through.asked == [(*first, "me:se@cret")]
+        # One that is busy is asked again, and its words are plain.
+        through.refusals = 1
+        counters = Counters()
+        scattered(root, RetryPolicy(budget_s=20, first_delay_s=0.01), counters)
+        assert counters.count("retries") == 1
+        through.refusals = 1000
+        with pytest.raises(StorageError, match=r"\(503\)|\(503 \)|503") as caught:
+            scattered(root)
+        assert "se%40cret" not in str(caught.value)
 
 
 def test_cut_while_the_answer_has_not_begun(web: tuple[Files, str], monkeypatch: pytest.MonkeyPatch) -> None:
