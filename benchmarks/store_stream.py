@@ -46,7 +46,7 @@ from servers import (  # noqa: E402
 from tls import certificate  # noqa: E402
 
 WANTED = 0.9
-DEPTHS = {"s3": (4, 8), "s3_tls": (2, 4), "s3_delayed": (16, 32), "blob": (4, 16)}
+DEPTHS = {"s3": (4, 8), "s3_tls": (2, 4), "s3_delayed": (32, 64), "blob": (4, 16)}
 CASES = {
     "s3": ("ours", "ours_checked", "obstore", "boto3"),
     "s3_tls": ("ours", "ours_checked", "obstore", "boto3"),

@@ -1,7 +1,7 @@
 """One GET whose body the kernel puts where it belongs: into permuted slots of batches, with no copy in between.
 
 The standard library speaks HTTP up to the end of the headers; the body is received from the socket itself, many pieces of
-memory at a time. Half the processor time of the next leanest client, with and without TLS (docs/streaming.md, "Stores").
+memory at a time. Less processor time than any library's client takes, with and without TLS (docs/streaming.md, "Figures").
 """
 
 from __future__ import annotations
