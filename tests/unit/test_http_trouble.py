@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from tls import Files, certificate, files
 
-from isthmus.errors import StorageError, UsageError
+from isthmus.errors import NotInstalled, StorageError, UsageError
 from isthmus.storage.http import s3
 from isthmus.storage.http.wire import Wire
+from isthmus.storage.ranges import direct
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.settings import S3, AzureAccount, container_and_path
+from isthmus.storage.ranges.spec import Ranges
 
 DATA = np.random.default_rng(8).bytes(3_000_000)
 
@@ -249,3 +251,29 @@ def test_a_whole_file_that_the_server_compresses_is_refused(web: tuple[Files, st
     with pytest.raises(StorageError, match="does not answer range requests"):
         open_ranges(root).read("a", 0, 1000)
     assert server.log[-1][1]["Accept-Encoding"] == "identity"
+
+
+def test_where_only_another_library_finds_credentials_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+
+    def nobody(uri: str) -> Any:
+        raise NotInstalled("s3:// with other than the environment's keys", extra="sagemaker", module="boto3")
+
+    monkeypatch.setattr(direct, "address_of", nobody)
+    opened: list[int] = []
+
+    def instead() -> Ranges:
+        opened.append(1)
+        return open_ranges(str(tmp_path))
+
+    ranges = direct.DirectRanges(
+        "s3://bucket/data", RetryPolicy(), Counters(), store="s3://bucket", instead=instead
+    )
+    for start in (0, 5):
+        assert bytes(ranges.read("a", start, 1000)) == DATA[start : start + 1000]
+    assert opened == [1]
+    alone = direct.DirectRanges("s3://bucket/data", RetryPolicy(), Counters(), store="s3://bucket")
+    with pytest.raises(NotInstalled, match="boto3"):
+        alone.read("a", 0, 1)
