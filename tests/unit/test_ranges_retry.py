@@ -38,7 +38,7 @@ def failing(*failures: Exception) -> Callable[[], str]:
 
 def retry(policy: RetryPolicy | None = None, store: str = "s3://one") -> Retry:
     policy = policy or RetryPolicy(budget_s=5, first_delay_s=0.01)
-    return Retry("s3://one/root", policy, Counters(), store=store)
+    return Retry("s3://one/data", policy, Counters(), store=store)
 
 
 def test_passing_failures_are_tried_again_and_counted() -> None:
@@ -56,7 +56,7 @@ def test_the_budget_counts_from_the_first_failure_and_the_line_says_how_often_ho
         loop.run("part-1", failing(*[Refused(502)] * 1000))
     assert 0.25 < time.monotonic() - began < 3
     line = str(caught.value)
-    assert line.startswith("s3://one/root/part-1: cannot read: the store failed (502), tried ")
+    assert line.startswith("s3://one/data/part-1: cannot read: the store failed (502), tried ")
     assert "times in 0." in line
     assert "SECRET" not in line
     assert "\n" not in line
@@ -88,7 +88,7 @@ def test_credentials_are_refreshed_once() -> None:
 
 def test_a_missing_file_and_a_mistake_of_ours_pass_through() -> None:
     loop = retry()
-    with pytest.raises(FileNotFoundError, match="s3://one/root/a"):
+    with pytest.raises(FileNotFoundError, match="s3://one/data/a"):
         loop.run("a", failing(Refused(404)))
     with pytest.raises(KeyError):
         loop.run("a", failing(KeyError("x")))
