@@ -28,6 +28,7 @@ Check = Callable[[int, Mapping[str, str]], None]
 _MOST_VIEWS = 64
 """Pieces of memory that one call fills. The system's limit is 1,024; more than this saves nothing."""
 _MOST_AT_ONCE = 1 << 18
+"""Bytes of a body in chunks."""
 _GONE = (
     http.client.RemoteDisconnected,
     ConnectionResetError,
@@ -72,7 +73,7 @@ class Get:
 
         Args:
             views: of bytes, none empty.
-            on_slow: called once if the views are not full after `slow_after_s`.
+            on_slow: called once if the views are not full after `slow_after_s`; not at all without one.
 
         Raises:
             Refused: the answer is an error.

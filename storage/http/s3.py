@@ -17,6 +17,7 @@ from isthmus.storage.ranges.settings import S3, container_and_path
 _CREDENTIALS_S = 30.0
 """Then boto3's chain is asked again, which holds its credentials in memory and renews them before they expire."""
 _AGAIN_S = 5.0
+"""After a chain that failed, while there are credentials of before."""
 _SOON_S = 300.0
 """Credentials that expire within so long are asked for again each time."""
 
@@ -39,7 +40,6 @@ class S3Address:
         self.endpoint, self.anonymous = settings.endpoint, settings.anonymous
         self._lock = threading.Lock()
         self._keys: tuple[float, sigv4.Keys] | None = None
-        self._old: sigv4.Keys | None = None
         self._provider: Any = None if self.anonymous else _provider(uri)
         self.region = settings.region or getattr(self._provider, "config", {}).get("region") or "us-east-1"
         self._place()
@@ -115,7 +115,7 @@ class S3Address:
         except StorageError:
             provider = self._provider  # what found them before may find them again in a moment
         with self._lock:
-            self._provider, self._keys, self._old = provider, None, None
+            self._provider, self._keys = provider, None
         return True
 
     def credentials(self) -> sigv4.Keys:
@@ -126,16 +126,16 @@ class S3Address:
                 try:
                     found = self._provider()
                 except Exception:
-                    if self._old is None:
+                    if self._keys is None:
                         raise
                     # Theirs is a disturbance; whether those of before are too old, the store says.
-                    self._keys = now + _AGAIN_S, self._old
-                    return self._old
-                self._old = sigv4.Keys(found["access_key_id"], found["secret_access_key"], found.get("token"))
+                    self._keys = now + _AGAIN_S, self._keys[1]
+                    return self._keys[1]
+                keys = sigv4.Keys(found["access_key_id"], found["secret_access_key"], found.get("token"))
                 good_until = now + _CREDENTIALS_S
                 if expires := found.get("expires_at"):
                     good_until = min(good_until, expires.timestamp() - _SOON_S)
-                self._keys = good_until, self._old
+                self._keys = good_until, keys
             return self._keys[1]
 
 

@@ -1,7 +1,7 @@
 """HTTP for bulk bytes: kept connections, bodies sent from and received into the caller's memory, no copy in between.
 
-The standard library's client is the leanest on the processor that we know (0.4 s a GB received, half of the next best),
-and what copies need of S3 and Blob is a dozen requests. It shows an answer's headers, so a Retry-After is obeyed.
+The standard library's client takes less of the processor than any other that we measured (docs/streaming.md, "Figures"), and
+what reads and copies need of S3 and Blob is a dozen requests. It shows an answer's headers, so a Retry-After is obeyed.
 """
 
 from __future__ import annotations
@@ -65,24 +65,17 @@ class Wire:
 
     Args:
         address: scheme, host and port, such as https://account.blob.core.windows.net.
-        stall_s: no byte for so long, and a request is given up.
+        stall_s: no byte for so long, also while a connection is made, and a request is given up.
         pace: called with a number of bytes before they go out or after they came in; it sleeps to keep a bandwidth.
-        connect_s: for making a connection, TLS included; by default `stall_s`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        stall_s: float,
-        pace: Callable[[int], None] | None = None,
-        connect_s: float | None = None,
-    ) -> None:
+    def __init__(self, address: str, stall_s: float, pace: Callable[[int], None] | None = None) -> None:
         parts = urlsplit(address)
         self.host = parts.netloc.rpartition("@")[2]
         self._secure = parts.scheme == "https"
         self._name, self._port = parts.hostname or "", parts.port or (443 if self._secure else 80)
         self._proxy = _proxy_of(self.host, parts.scheme)
-        self._connect_s, self._pace = connect_s or stall_s, pace
+        self._stall_s, self._pace = stall_s, pace
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -130,7 +123,8 @@ class Wire:
                 connection, since = self._idle.pop()
             if time.monotonic() - since < _IDLE_S and not _readable(connection.sock):
                 return connection, True
-            connection.close()  # who was silent for long may be forgotten by what lies between; or it hung up, or says what nobody asked
+            # Silent for so long that what lies between may have forgotten it; or it hung up, or says what nobody asked.
+            connection.close()
         return self._connect(), False
 
     def give(self, connection: http.client.HTTPConnection) -> None:
@@ -179,11 +173,9 @@ class Wire:
         host, port = (via[0], via[1]) if via else (self._name, self._port)
         connection: http.client.HTTPConnection
         if self._context is not None:
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=self._connect_s, context=self._context
-            )
+            connection = http.client.HTTPSConnection(host, port, timeout=self._stall_s, context=self._context)
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=self._connect_s)
+            connection = http.client.HTTPConnection(host, port, timeout=self._stall_s)
         if via and self._secure:
             connection.set_tunnel(self._name, self._port, headers=via[2])
         return connection

@@ -152,11 +152,8 @@ class DirectRanges:
             address = self._address = self._address or address_of(self.uri)
         with self._lock:
             if self._wire is None:
-                self._wire = Wire(
-                    address.server,
-                    self._policy.stall_s,
-                    connect_s=min(self._policy.stall_s, _CONNECT_S),
-                )
+                # A `Get` has limits of its own: this one is for making connections.
+                self._wire = Wire(address.server, min(self._policy.stall_s, _CONNECT_S))
             return address, self._wire
 
     def _moved(self, address: Address, wire: Wire, error: Refused) -> bool:

@@ -42,7 +42,6 @@ class S3Place:
         self.uri = uri.rstrip("/")
         self.at = S3Address(uri)
         self._stall_s, self._pace = stall_s, pace
-        self._echoes: bool | None = None
         self.wire = Wire(self.at.server, stall_s, pace)
         self._moving = threading.Lock()
 

@@ -159,7 +159,7 @@ def test_a_proxy_of_the_environment_is_used(
         scattered(root, RetryPolicy(budget_s=20, first_delay_s=0.01), counters)
         assert counters.count("retries") == 1
         through.refusals = 1000
-        with pytest.raises(StorageError, match=r"\(503\)|\(503 \)|503") as caught:
+        with pytest.raises(StorageError, match=r"\(503") as caught:
             scattered(root)
         assert "se%40cret" not in str(caught.value)
 
