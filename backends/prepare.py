@@ -224,8 +224,13 @@ def _next_attempt(run: RunDirectory) -> tuple[int, Submission | None]:
     newest = run.submissions().newest()
     if newest is not None and newest.answer is None:
         return newest.number, newest
+    return next_number(newest, run.read_run_json()), None
+
+
+def next_number(newest: Submission | None, run_json: Mapping[str, Any]) -> int:
+    """Of the attempt after the newest submission."""
     # Runs of before there were submissions have only the job ids.
-    return max(newest.number if newest else 0, len(run.read_run_json().get("job_ids", []))) + 1, None
+    return max(newest.number if newest else 0, len(run_json.get("job_ids", []))) + 1
 
 
 def _price_before(run: RunDirectory, destination: Destination, changes: Mapping[str, Any]) -> float | None:

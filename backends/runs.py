@@ -17,6 +17,7 @@ from typing import Any
 
 from isthmus.backends.spec import Handle
 from isthmus.errors import RunNotFound, StorageError, UsageError
+from isthmus.files import replace_file
 from isthmus.storage import filesystems
 from isthmus.storage.rundir import RunDirectory
 
@@ -69,11 +70,9 @@ def save(record: Record) -> None:
     """Writes the record; an older one of the same id is replaced. Raises StorageError."""
     folder = state_folder() / "runs"
     path = folder / f"{record.id}.json"
-    temporary = folder / f".{record.id}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(asdict(record), indent=1))
-        temporary.replace(path)
+        replace_file(path, json.dumps(asdict(record), indent=1))
     except OSError as error:
         raise StorageError(
             f"cannot write the run record: {error.strerror}",

@@ -16,7 +16,7 @@ from isthmus.backends import failover, metering
 from isthmus.backends.destinations import known_destinations
 from isthmus.backends.following import gone, status_of
 from isthmus.backends.launch import start
-from isthmus.backends.prepare import Launch, Price, preflight, prepare_resume, refuse_errors
+from isthmus.backends.prepare import Launch, Price, next_number, preflight, prepare_resume, refuse_errors
 from isthmus.backends.registry import get_backend
 from isthmus.backends.runs import record_of
 from isthmus.backends.spec import EXIT_CODES, Capability, Handle, Status
@@ -86,6 +86,8 @@ class Supervisor:
         self._say = say
         self._pause_s = pause_s
         self._clock = clock
+        self._next = 1
+        """The number of the attempt that this look may make."""
 
     def look(self) -> Look:
         """Looks once, and does what is to be done; on to the next destination while one refuses.
@@ -101,6 +103,7 @@ class Supervisor:
         data = self.run.read_run_json()
         submissions = self.run.submissions().all()
         events = self.run.events()
+        self._next = next_number(submissions[-1] if submissions else None, data)
         if not submissions and not data.get("job_ids"):
             return self._submit(0, "it was begun and never submitted")
         newest = submissions[-1] if submissions else None
@@ -219,6 +222,9 @@ class Supervisor:
         return self._started(self._prepared(choice), why)
 
     def _started(self, launch: Launch, why: str) -> Look:
+        if launch.job.attempt != self._next:
+            # What was decided was decided about an attempt before the newest.
+            return self._overtaken()
         self._say(f"submitting {launch.rendered.job_id} to {launch.backend.name}: {why}")
         try:
             handle = start(launch, Path.cwd(), by="supervise")
@@ -226,14 +232,17 @@ class Supervisor:
             newest = self.run.submissions().newest()
             if newest is None or newest.number < launch.job.attempt or refusal_of(newest):
                 raise
-            # Another supervisor was faster.
-            return self._looked("waited", status_of(record_of(self.run)), handle_of(newest), str(error))
+            return self._overtaken(str(error))
         except PreflightRefused as error:
             newest = self.run.submissions().newest()
             assert newest is not None
             self._say(f"refused: {error}")
             return self._looked("refused", status_of(record_of(self.run)), handle_of(newest), str(error))
         return self._looked("submitted", launch.backend.status(handle), handle, why)
+
+    def _overtaken(self, why: str = "another supervisor was faster") -> Look:
+        record = record_of(self.run)
+        return self._looked("waited", status_of(record), record.to_handle(), why)
 
     def _prepared(self, choice: int) -> Launch:
         return prepare_resume(

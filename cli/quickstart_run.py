@@ -18,6 +18,7 @@ from isthmus.cli.quickstart_training import TIMED_STEPS, TIMING, Timing, steps_w
 from isthmus.core.recipe import LoadedRecipe, load_recipe
 from isthmus.core.recipe.dump import recipe_hash
 from isthmus.errors import DataError, Preempted, StorageError, UsageError
+from isthmus.files import replace_file
 
 Say = Callable[[str], None]
 
@@ -57,9 +58,7 @@ class State:
     def save(self) -> None:
         """Atomically."""
         data = {name: value for name, value in asdict(self).items() if name != "path"}
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(data, indent=1) + "\n")
-        temporary.replace(self.path)
+        replace_file(self.path, json.dumps(data, indent=1) + "\n")
 
 
 def quickstart(settings: Settings, say: Say) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from isthmus.files import replace_file
+
 Ending = Literal["finished", "preempted", "stopped", "failed"]
 EXIT_CODES: dict[Ending, int] = {"finished": 0, "preempted": 75, "stopped": 4, "failed": 1}
 
@@ -98,10 +100,8 @@ def write_outcome(
     path = Path(folder) / f"outcome-rank{rank}.json"
     if path.exists():
         return
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     outcome = Outcome(rank, status, code, cause, time.time(), culprit, decisive, echo)
-    temporary.write_text(json.dumps(asdict(outcome)))
-    temporary.replace(path)
+    replace_file(path, json.dumps(asdict(outcome)))
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -13,6 +12,7 @@ from typing import Any
 
 from isthmus.core.recipe.schema import Recipe
 from isthmus.errors import StorageError, UsageError
+from isthmus.files import replace_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,9 @@ def record(folder: Path, measurement: Measurement) -> Path:
     place = f"{measurement.backend}-{measurement.region}-{measurement.sku}-{measurement.nodes}x{measurement.gpus_per_node}"
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in place)
     path = folder / f"{measurement.key}-{safe}.json"
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(measurement.to_json(), indent=1) + "\n")
-        temporary.replace(path)
+        replace_file(path, json.dumps(measurement.to_json(), indent=1) + "\n")
     except OSError as error:
         raise StorageError(
             f"cannot keep the measurement: {error.strerror}",

@@ -33,6 +33,7 @@ from isthmus.core.recipe.dump import dump_recipe, yaml_text
 from isthmus.core.recipe.stages import Section
 from isthmus.core.recipe.units import Duration
 from isthmus.errors import StorageError, UsageError
+from isthmus.files import replace_file
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir.process import ProcessId
 
@@ -143,9 +144,7 @@ class LocalBackend:
                 *((folder / name, text) for name, text in rendered.files.items()),
                 (folder / "job.json", rendered.to_json()),
             ):
-                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                temporary.write_text(text)
-                temporary.replace(path)
+                replace_file(path, text)
             words = ("-m", "isthmus.backends.local.keeper", str(place.folder), rendered.job_id)
             with place.log.open("ab") as log:
                 keeper = subprocess.Popen(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.backends.runs import state_folder
+from isthmus.files import replace_file
 from isthmus.storage.rundir import RunDirectory
 from isthmus.storage.rundir.process import ProcessId
 
@@ -71,6 +72,4 @@ class JobPlace:
         """Remembers the process; its worker is another one from now on when the keeper is."""
         known = {} if name == "keeper" else self.processes()
         data = {key: value.to_json() for key, value in {**known, name: process}.items()}
-        temporary = self.folder / f".processes.{process.pid}.tmp"
-        temporary.write_text(json.dumps(data))
-        temporary.replace(self.folder / "processes.json")
+        replace_file(self.folder / "processes.json", json.dumps(data))

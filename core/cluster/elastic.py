@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from isthmus.files import replace_file
 from isthmus.storage.rundir.process import PARENT_VARIABLE, die_with_parent
 
 
@@ -45,9 +46,7 @@ def main(arguments: list[str]) -> int:
         pass  # the worker sent it
     except Exception as other:  # noqa: BLE001 - reported to the worker, which reports it once
         error = " ".join(f"torchrun: {type(other).__name__}: {other}".split())[:500]
-    temporary = Path(f"{report}.tmp")
-    temporary.write_text(json.dumps({"deaths": deaths, "error": error}))
-    temporary.replace(report)
+    replace_file(Path(report), json.dumps({"deaths": deaths, "error": error}))
     return 1 if deaths or error else 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from isthmus.core.cluster.joining import Attempt
 from isthmus.errors import TrainingFailed
+from isthmus.files import replace_file
 
 FILE = "attempt.json"
 """In the folder of outcomes: what the ranks of this node agreed on, for the worker."""
@@ -43,9 +44,7 @@ def meet(folder: Path, *, patience: float = PATIENCE_S) -> None:
     agreed = Attempt.from_json(store.get("attempt").decode())
     os.environ.update(agreed.environment())
     if os.environ.get("LOCAL_RANK") == "0":
-        temporary = folder / f"{FILE}.tmp"
-        temporary.write_text(agreed.to_json())
-        temporary.replace(folder / FILE)
+        replace_file(folder / FILE, agreed.to_json())
 
 
 def agreed(folder: Path) -> Attempt | None:

@@ -23,6 +23,7 @@ from isthmus.core.encode.job import Progress
 from isthmus.core.outcome import write_outcome
 from isthmus.core.train.control import BudgetWatch
 from isthmus.errors import IsthmusError, StorageError, TrainingFailed
+from isthmus.files import replace_file
 from isthmus.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -256,10 +257,8 @@ class JobTeam:
             "rejected": sum(progress.rejected.values()),
             "reasons": progress.rejected,
         }
-        temporary = path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(told))
-            temporary.replace(path)
+            replace_file(path, json.dumps(told))
 
     def _tell_on(self) -> None:
         while not self._stop.wait(self._every):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from isthmus.core.recipe.overrides import OverrideError, apply, split_override, 
 from isthmus.core.recipe.problems import Problem, closest
 from isthmus.core.recipe.schema import Recipe
 from isthmus.errors import RecipeError, UsageError
+
+_ENVIRONMENT = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +139,16 @@ def _without_plugins() -> Iterator[None]:
 
     That takes longer than reading a recipe, and a recipe's validator has no use for them.
     """
-    before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYDANTIC_DISABLE_PLUGINS"]
-        else:
-            os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
+    with _ENVIRONMENT:  # all threads have the same one
+        before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
+        os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYDANTIC_DISABLE_PLUGINS"]
+            else:
+                os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
 
 
 def _override(document: Document, places: dict[Path, str], overrides: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.errors import DataError, UsageError
+from isthmus.files import replace_file
 from isthmus.storage.filesystems import FileSystem, filesystem, is_local, join, storage_errors
 from isthmus.storage.shards.check import check_text
 from isthmus.storage.shards.index import BlockEntry
@@ -129,8 +131,7 @@ def write_whole(uri: str, name: str, data: bytes) -> None:
     path = f"{root}/{name}"
     with storage_errors("write", join(uri, name)):
         if is_local(uri):
-            store.pipe_file(path + ".tmp", data)
-            store.mv(path + ".tmp", path)
+            replace_file(Path(path), data)
         else:
             store.pipe_file(path, data)
 

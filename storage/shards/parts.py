@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def put(uri: str, name: str, data: bytes, *, work: str = WORK_FOLDER) -> None:
     with storage_errors("write", join(uri, name)):
         make_folder(store, path.rpartition("/")[0], uri)
         if is_local(uri):
-            half = f"{root}/{work}/{name.rpartition('/')[2]}.{os.getpid()}.tmp"
+            half = f"{root}/{work}/{name.rpartition('/')[2]}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
             for attempt in range(3):
                 try:
                     store.makedirs(half.rpartition("/")[0], exist_ok=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -230,3 +233,21 @@ def test_a_recipe_is_immutable_and_its_copies_know_what_was_written() -> None:
     assert isinstance(recipe, Recipe)
     assert "optimizer" in recipe.model_fields_set
     assert "monitor" not in recipe.model_fields_set
+
+
+def test_threads_load_at_once_and_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            loaded = [
+                future.result()
+                for future in [pool.submit(parse_recipe, TEXT, filename="r.yaml") for _ in range(64)]
+            ]
+    finally:
+        sys.setswitchinterval(interval)
+    assert {one.recipe.name for one in loaded} == {"quickstart"}
+    assert name not in os.environ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -115,7 +116,7 @@ class AcmeBackend:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in {**rendered.files, "job.sh": str(rendered.request["script"])}.items():
                 # Whole or not at all: another launcher may be submitting the same job.
-                temporary = folder / f".{name}.{os.getpid()}"
+                temporary = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
                 temporary.write_text(text)
                 temporary.replace(folder / name)
             with (folder / "log").open("ab") as log:
