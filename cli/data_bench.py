@@ -65,7 +65,8 @@ def bench(
     from isthmus.cli.data_bench_verdict import feeding, read_again, together
     from isthmus.storage.filesystems import is_local
     from isthmus.storage.stream.bench import as_json as row
-    from isthmus.storage.stream.bench import sweep, usable_cores, verdict
+    from isthmus.storage.stream.bench import sweep, verdict
+    from isthmus.storage.stream.depth import usable_cores
 
     depths = _depths(depth)
     task = Task(

@@ -103,9 +103,17 @@ class Ahead(ABC, Generic[Item]):
             if len(state.lent) >= LENT:
                 self._recycle(state.lent.popleft())
             if not state.settled():
-                self._work.notify()  # memory may have come free
+                if self._any_work():  # memory may have come free
+                    self._work.notify()
                 self.depth.waiting()
                 while not state.stopped and not state.settled():
+                    if (task := self._help()) is not None:
+                        self._lock.release()
+                        try:
+                            task()
+                        finally:
+                            self._lock.acquire()
+                        continue
                     left = began + self._wait_limit - time.monotonic()
                     if left <= 0:
                         raise StorageError(
@@ -127,7 +135,8 @@ class Ahead(ABC, Generic[Item]):
             state.wanted += 1
             state.delivered += 1
             state.full = False  # what is due now is opened in any case
-            self._work.notify()
+            if self._any_work():
+                self._work.notify()
             return job
 
     def stop(self) -> None:
@@ -184,6 +193,14 @@ class Ahead(ABC, Generic[Item]):
         """The most urgent thing to do, marked as begun. Under the lock."""
 
     # --- under the lock ---
+
+    def _any_work(self) -> bool:
+        """Whether a thread that sleeps might find something to do."""
+        return True
+
+    def _help(self) -> Callable[[], None] | None:
+        """What the consumer itself may do rather than sleep, marked as begun: nothing that could keep it for long."""
+        return None
 
     def _fail(self, job: Job, error: BaseException) -> None:
         job.error = job.error or error

@@ -59,7 +59,7 @@ class Layout:
     """Columns of small whole numbers."""
     rows: int
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Of the buffer."""
         return sum(_padded(width * self.rows) for _, width in self.columns)
@@ -68,6 +68,27 @@ class Layout:
     def widths(self) -> NDArray[np.int64]:
         """[columns] bytes of a row."""
         return np.array([width for _, width in self.columns], np.int64)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Of a row's columns."""
+        return sum(width for _, width in self.columns)
+
+    @cached_property
+    def number_at(self) -> dict[str, int]:
+        """Column of small numbers -> its place among them."""
+        return {name: at for at, name in enumerate(self.numbers)}
+
+    def lengths(self, rows: int) -> NDArray[np.int64]:
+        """[columns * rows] bytes of each value of so many rows, column by column; made once for a number of rows."""
+        found = self._lengths.get(rows)
+        if found is None:
+            found = self._lengths[rows] = np.repeat(self.widths, rows)
+        return found
+
+    @cached_property
+    def _lengths(self) -> dict[int, NDArray[np.int64]]:
+        return {}
 
     @cached_property
     def places(self) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from isthmus.errors import UsageError
 from isthmus.storage.shards.blocks import block_reader
 from isthmus.storage.shards.dataset import Dataset
+from isthmus.storage.stream.depth import usable_cores
 from isthmus.storage.stream.loader import Loader
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
@@ -217,12 +217,6 @@ def _limit(best: Measurement, fixed: Sequence[Measurement], cores: int, local: b
         if local
         else ("store", f"the store or the network limits: {busy}")
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS has not
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def as_json(measured: Measurement) -> dict[str, Any]:

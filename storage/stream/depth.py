@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 QUIET_STEPS = 64
@@ -34,7 +35,9 @@ class Depth:
 
     def __init__(self, least: int, most: int, fixed: int | None = None) -> None:
         self.value = fixed or least
-        self._least, self.most, self._fixed = least, fixed or max(least, most), fixed is not None
+        self._least, self.most = least, fixed or max(least, most)
+        self.fixed = fixed is not None
+        """Nothing adapts."""
         self._latency_s = 0.0
         self._quiet = self._bytes = 0
         self._began = time.monotonic()
@@ -65,13 +68,13 @@ class Depth:
     def served(self) -> None:
         """A step was ready when it was asked for."""
         self._quiet += 1
-        if not self._fixed and self._quiet >= QUIET_STEPS:
+        if not self.fixed and self._quiet >= QUIET_STEPS:
             self.value, self._quiet = max(self._least, self.value - max(self.value // 8, 1)), 0
 
     def _consider(self) -> bool:
         now = time.monotonic()
         lasted = now - self._began
-        if self._fixed or lasted < max(PROOF_S, _LATENCIES * self._latency_s):
+        if self.fixed or lasted < max(PROOF_S, _LATENCIES * self._latency_s):
             return False
         waited_s = self._waited_s + (0.0 if self._since is None else now - max(self._since, self._began))
         rate = self._bytes / lasted
@@ -88,3 +91,9 @@ class Depth:
             self.value = min(self.most, 2 * self.value)
             return True
         return False
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS has not
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -29,8 +29,13 @@ from isthmus.storage.stream.work import Int64, Part, Step
 
 PART_BYTES = 16 << 20
 """Read in one go: long enough to be worth a thread's turn, short enough that threads share a batch."""
-READY_BYTES, READY_STEPS = 24 << 20, 2
-"""Of batches that wait for the trainer at least; more would only push each other out of the processor's cache."""
+READY_BYTES, READY_STEPS = 24 << 20, 3
+"""Of batches that wait for the trainer at least, those that are being read included; more would only push each other out
+of the processor's cache."""
+PLAN_SLACK = 4
+"""Steps that are planned in one go: a thread that wakes up for each costs more than the planning."""
+VAIN_STEPS = 64
+"""Steps without the consumer's help, at most, after it found rows that are not in the page cache."""
 
 
 class Gatherer(Ahead[Part]):
@@ -65,6 +70,12 @@ class Gatherer(Ahead[Part]):
             start_step=start_step,
         )
         self._planner, self._counters = planner, counters
+        self._filling = True
+        """Steps are planned until as many are ahead as shall be."""
+        self._helping = 0
+        """Parts that the consumer reads."""
+        self._vain = self._no_help_before = 0
+        """For how many steps it does not help when it fails again; and the step from which on it tries."""
         with self._lock:
             self._start_threads()
 
@@ -79,26 +90,93 @@ class Gatherer(Ahead[Part]):
         state = self._state
         if state.stopped:
             return None
-        part = state.queue[0] if state.queue and len(state.active) < self.depth.value else None
-        if part is not None and part.step.buffer is None and not self._has_room(part.step):
-            part = None
-        if not state.planning and not state.full:
+        part = self._due()
+        if not state.planning and self._may_plan():
             state.planning = True
             if part is not None:
                 self._work.notify()
             return self._plan
         if part is None:
             return None
-        state.queue.popleft()
-        if part.step.buffer is None:
-            part.step.buffer = self._pool.take_batch(part.step.layout)
-        state.active[part] = time.monotonic()
-        if state.queue and len(state.active) < self.depth.value:
+        self._begin(part)
+        if self._due() is not None:
             self._work.notify()  # one thread wakes the next: all at once would fight over the lock
         return lambda: self._read(part)
 
+    def _any_work(self) -> bool:
+        """See `Ahead._any_work`."""
+        return self._due() is not None or (not self._state.planning and self._may_plan())
+
+    def _may_plan(self) -> bool:
+        state = self._state
+        ahead, most = state.opening - state.wanted, self._ahead(state.wanted)
+        if ahead > most:
+            self._filling = False
+        elif ahead <= most - PLAN_SLACK:
+            self._filling = True
+        return self._filling
+
+    def _due(self) -> Part | None:
+        """The next part that a thread may read."""
+        state = self._state
+        # What the consumer reads comes on top, unless somebody set how much shall be in flight.
+        reading = len(state.active) - (0 if self.depth.fixed else self._helping)
+        if not state.queue or reading >= self.depth.value:
+            return None
+        return state.queue[0] if self._has_room(state.queue[0].step) else None
+
+    def _begin(self, part: Part) -> None:
+        """The first of the queue is read from now on."""
+        self._state.queue.popleft()
+        if part.step.buffer is None:
+            part.step.buffer = self._pool.take_batch(part.step.layout)
+        self._state.active[part] = time.monotonic()
+
+    def _help(self) -> Callable[[], None] | None:
+        """See `Ahead._help`: what lies in the page cache is copied in less time than a thread takes to wake up."""
+        state = self._state
+        if not state.queue or state.wanted < self._no_help_before:
+            return None
+        part = state.queue[0]
+        if part.cold or not self._has_room(part.step):
+            return None
+        if self.depth.fixed and len(state.active) >= self.depth.value:
+            return None
+        self._begin(part)
+        self._helping = 1
+        if self._due() is not None:
+            self._work.notify()
+        return lambda: self._read_cached(part)
+
+    def _read_cached(self, part: Part) -> None:
+        """Reads a part if it is in the page cache; else a thread does."""
+        began, size = time.monotonic(), 0
+        try:
+            size = self._gather(part, wait=False)
+        except Exception:  # noqa: BLE001 - the thread that tries again finds and tells it
+            size = 0
+        finally:
+            with self._lock:
+                self._helping = 0
+                del self._state.active[part]
+                if size:
+                    took, self._vain = time.monotonic() - began, 0
+                    self._counters.observe(took)
+                    if self.depth.read(took, size):
+                        self._start_threads()
+                    self._done(part)
+                else:
+                    part.cold = True
+                    self._state.queue.appendleft(part)
+                    self._vain = min(max(1, 2 * self._vain), VAIN_STEPS)
+                    self._no_help_before = self._state.wanted + self._vain
+                if self._any_work():
+                    self._work.notify()
+
     def _has_room(self, step: Step) -> bool:
-        """Whether a further batch may be begun."""
+        """Whether a part of a step may be read: its batch was begun, or a further one may be."""
+        if step.buffer is not None:
+            return True
         begun, size = step.step - self._state.wanted, step.layout.bytes
         if begun <= 0:
             return True
@@ -129,8 +207,8 @@ class Gatherer(Ahead[Part]):
             elif step.step == state.wanted:
                 self._ready.notify_all()
             state.planning = False
-            state.full = state.opening > state.wanted + self._ahead(state.wanted)
-            self._work.notify()
+            if self._due() is not None:
+                self._work.notify()
 
     def _read(self, part: Part) -> None:
         began = time.monotonic()
@@ -152,20 +230,29 @@ class Gatherer(Ahead[Part]):
                     state.broken = failure
                 self._fail(step, failure)
                 return
-            step.left -= 1
-            if not step.left:
-                assert step.buffer is not None
-                step.buffer.keys, step.buffer.captions = step.keys, step.captions
-                step.buffer.numbers[:] = step.rows[:, -len(step.layout.numbers) :]
-                if step.step == state.wanted:
-                    self._ready.notify_all()
+            self._done(part)
 
-    def _gather(self, part: Part) -> int:
-        """Reads the rows of a part into its step's batch; returns their bytes."""
+    def _done(self, part: Part) -> None:
+        """A part was read. Under the lock."""
+        step = part.step
+        step.left -= 1
+        if not step.left:
+            assert step.buffer is not None
+            step.buffer.keys, step.buffer.captions = step.keys, step.captions
+            step.buffer.numbers[:] = step.rows[:, -len(step.layout.numbers) :]
+            if step.step == self._state.wanted:
+                self._ready.notify_all()
+
+    def _gather(self, part: Part, *, wait: bool = True) -> int:
+        """Reads the rows of a part into its step's batch; returns their bytes.
+
+        Args:
+            wait: for the disk and for whatever must be tried again; else 0 comes back when not all is in the page cache.
+        """
         step, slots = part.step, slice(part.first, part.stop)
         buffer, columns, count = step.buffer, len(step.layout.columns), part.stop - part.first
         assert buffer is not None
-        lengths = np.repeat(step.layout.widths, count)
+        lengths = step.layout.lengths(count)
         addresses = (step.layout.places[:, slots] + buffer.address).reshape(-1)
         offsets = step.rows[slots, :columns].T.reshape(-1)
         files = step.rows[slots, columns : 2 * columns].T.reshape(-1)
@@ -174,11 +261,18 @@ class Gatherer(Ahead[Part]):
         try:
             descriptors = hold(self._planner.files, step.files, held)[files]
             with many_reads() as many:
-                got = many.read(descriptors, addresses, lengths, offsets)
+                got = many.read(descriptors, addresses, lengths, offsets, wait=wait)
         except (OSError, DataError):
             pass  # the usual way finds it again, rides it out or names it
         finally:
             release(held)
+        if got is not None and got.tobytes() == lengths.tobytes():
+            size = step.layout.row_bytes * count
+            self._counters.add("requests")
+            self._counters.add("bytes", size)
+            return size
+        if not wait:
+            return 0
         self._counters.add("requests")
         if got is None:
             missing = np.arange(part.first, part.stop)

@@ -19,10 +19,10 @@ from isthmus.storage.ranges.local import LocalRanges
 from isthmus.storage.ranges.many import available
 from isthmus.storage.shards.blocks import block_reader
 from isthmus.storage.shards.dataset import Dataset
-from isthmus.storage.shards.spec import Float16, TextColumn
+from isthmus.storage.shards.spec import TextColumn
 from isthmus.storage.stream.access import Access, Fit, rows_apart
 from isthmus.storage.stream.batch import Allocate, Batch, allocate_touched
-from isthmus.storage.stream.depth import Depth
+from isthmus.storage.stream.depth import Depth, usable_cores
 from isthmus.storage.stream.describe import Describer, RowPlace
 from isthmus.storage.stream.gather import Gatherer
 from isthmus.storage.stream.memory import Need
@@ -37,8 +37,9 @@ from isthmus.storage.stream.work import Job, Kept, Read
 LEAST_DEPTH = 3
 """Reads in flight to start with, of a page-cached disk: two that copy, and one that gets ready meanwhile."""
 
-GATHER_DEPTH = 2, 4
-"""The same at least and at most where rows are gathered: what reads a disk ahead is the system."""
+GATHER_DEPTH = 1, max(1, min(4, usable_cores() - 1))
+"""The same at least and at most where rows are gathered: what reads a disk ahead is the system, copying keeps a core busy,
+and who waits for a step helps."""
 
 
 class Loader:
@@ -357,10 +358,7 @@ class Loader:
         assert buffer is not None
         bucket = stage.buckets[job.bucket]
         first = self.rank * rows
-        column = {name: buffer.numbers[:, at] for at, name in enumerate(job.layout.numbers)}
-
-        def array(name: str, *shape: int) -> Float16:
-            return buffer.shaped(name, shape)
+        numbers, at, shape = buffer.numbers, job.layout.number_at, stage.latent_shapes[bucket]
 
         return Batch(
             step=job.step,
@@ -368,20 +366,20 @@ class Loader:
             bucket=bucket,
             keys=buffer.keys,
             positions=np.arange(first, first + rows, dtype=np.int64),
-            latent_mean=array("latent_mean", *stage.latent_shapes[bucket]),
-            latent_logvar=array("latent_logvar", *stage.latent_shapes[bucket]),
+            latent_mean=buffer.shaped("latent_mean", shape),
+            latent_logvar=buffer.shaped("latent_logvar", shape),
             text={
                 encoder.name: TextColumn(
-                    tokens=array(f"{encoder.name}_tokens", encoder.max_tokens, encoder.width),
-                    length=column[f"{encoder.name}_length"].copy(),
+                    tokens=buffer.shaped(f"{encoder.name}_tokens", (encoder.max_tokens, encoder.width)),
+                    length=numbers[:, at[f"{encoder.name}_length"]].copy(),
                     pooled=None
                     if encoder.pooled_width is None
-                    else array(f"{encoder.name}_pooled", encoder.pooled_width),
+                    else buffer.shaped(f"{encoder.name}_pooled", (encoder.pooled_width,)),
                 )
                 for encoder in self._encoders
             },
             captions=buffer.captions,
-            original_size=buffer.numbers[:, :2].copy(),
-            crop=buffer.numbers[:, 2:6].copy(),
-            flipped=column["flipped"] != 0,
+            original_size=numbers[:, :2].copy(),
+            crop=numbers[:, 2:6].copy(),
+            flipped=numbers[:, at["flipped"]] != 0,
         )

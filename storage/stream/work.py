@@ -64,6 +64,8 @@ class Part:
     step: Step
     first: int
     stop: int
+    cold: bool = False
+    """Not all of it was in the page cache."""
 
     @property
     def key(self) -> BlockKey:

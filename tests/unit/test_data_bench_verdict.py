@@ -30,7 +30,7 @@ from isthmus.errors import UsageError
 from isthmus.storage.shards import AutoencoderSpec, DatasetSpec, EncoderSpec
 from isthmus.storage.shards.sample_check import verify_sample
 from isthmus.storage.shards.synthetic import write_synthetic
-from isthmus.storage.stream.bench import usable_cores
+from isthmus.storage.stream.depth import usable_cores
 
 ROW = 335_000.0
 SDXL = load_recipe("sdxl-progressive").recipe
@@ -179,7 +179,7 @@ def bench(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0)
 def test_two_ranks_read_at_once_each_in_a_process_its_own_part(
     latents: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from isthmus.storage.stream import bench as module
+    from isthmus.storage.stream import depth as module
 
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     found = json.loads(bench(capsys, latents["dit"], *QUICK, "--ranks", "3", "--json").out)

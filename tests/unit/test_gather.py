@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -117,6 +119,104 @@ def test_what_one_call_does_not_deliver_is_read_again(written, monkeypatch):
     monkeypatch.setattr(ManyReads, "read", short)
     assert bits(make(written), 30) == told
     assert calls[0] > 20
+
+
+@pytest.fixture
+def helped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """What the consumer read itself: whether it waited for a disk, and bytes; 0 for what it left to a thread."""
+    found: list[tuple[bool, int]] = []
+    gather_part = Gatherer._gather
+
+    def watched(self, part, *, wait=True):
+        size = gather_part(self, part, wait=wait)
+        if threading.current_thread() is threading.main_thread():
+            found.append((wait, size))
+        return size
+
+    monkeypatch.setattr(Gatherer, "_gather", watched)
+    return found
+
+
+def slow_threads(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
+    """The loader's threads take their time, so that the consumer has to wait."""
+    read = Gatherer._read
+
+    def late(self, part):
+        time.sleep(seconds)
+        read(self, part)
+
+    monkeypatch.setattr(Gatherer, "_read", late)
+
+
+def test_who_waits_for_a_step_helps_and_never_waits_for_a_disk(written, monkeypatch, helped):
+    told = bits(make(written, gather=False), 60)
+    slow_threads(monkeypatch)
+    monkeypatch.setattr(gather, "READY_BYTES", 0)
+    assert bits(make(written), 60) == told
+    assert sum(size > 0 for _, size in helped) > 10
+    assert not any(wait for wait, _ in helped)
+
+
+def test_with_a_depth_that_was_set_no_more_is_in_flight(written, monkeypatch, helped):
+    slow_threads(monkeypatch, 0.005)
+    monkeypatch.setattr(gather, "READY_BYTES", 0)
+    most = 0
+    with make(written, depth=1) as loader:
+        begin = Gatherer._begin
+
+        def counted(self, part):
+            nonlocal most
+            begin(self, part)
+            most = max(most, len(self._state.active))
+
+        monkeypatch.setattr(Gatherer, "_begin", counted)
+        for _ in islice(loader, 40):
+            pass
+    assert most == 1
+
+
+def test_what_is_not_in_the_page_cache_is_left_to_the_threads(written, monkeypatch, helped):
+    """Injected: the system would have to wait for the disk, for each third read; after that the consumer tries seldom."""
+    told, read = bits(make(written), 60), ManyReads.read
+    slow_threads(monkeypatch, 0.005)
+
+    def cold(self, descriptors, addresses, lengths, offsets, *, wait=True):
+        got = read(self, descriptors, addresses, lengths, offsets, wait=wait)
+        if not wait:
+            got[::3] = -11
+        return got
+
+    helped.clear()
+    monkeypatch.setattr(gather, "READY_BYTES", 0)
+    monkeypatch.setattr(ManyReads, "read", cold)
+    assert bits(make(written), 60) == told
+    assert 1 <= len(helped) <= 6
+    assert not any(size for _, size in helped)
+
+
+def test_an_interrupt_while_it_helps_loses_nothing(written, monkeypatch):
+    told = bits(make(written), 30)
+    gather_part, interrupts = Gatherer._gather, [0]
+    slow_threads(monkeypatch)
+    monkeypatch.setattr(gather, "READY_BYTES", 0)
+
+    def interrupted(self, part, *, wait=True):
+        if not wait and interrupts[0] < 3:
+            interrupts[0] += 1
+            raise KeyboardInterrupt
+        return gather_part(self, part, wait=wait)
+
+    monkeypatch.setattr(Gatherer, "_gather", interrupted)
+    seen = []
+    with make(written) as loader:
+        while len(seen) < 30:
+            try:
+                batch = next(loader)
+            except KeyboardInterrupt:
+                continue
+            seen.append((batch.step, tuple(batch.keys), batch.latent_mean.tobytes()))
+    assert interrupts[0] == 3
+    assert seen == [(step[0], step[3], step[5]) for step in told]
 
 
 @pytest.mark.parametrize("sibling", ["text", "32px"])
