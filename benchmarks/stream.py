@@ -6,7 +6,8 @@ The same rows (key, caption, mean and log-variance fp16 [4, 64, 64], text fp16 [
 shards, MDS, litData's chunks, parquet, webdataset's tars and HF Arrow files; batches of 64 as torch tensors, shuffled,
 page-cached disk. Every case is a process of its own, every peer has an environment of its own, made on the first run.
 The consumer looks at one byte of each 4 KiB page of every tensor. Each case first reads an epoch whose rows are
-compared with what was written, with its memory watched; then it is timed, in turn with ours and the limit.
+compared with what was written, with its memory watched; then it is timed, in turn with ours and the limit. Peers are
+timed over an epoch, ours and the limit over seconds: what starts with a loader is in the time to the first batch.
 
 The limit is `readinto` of our files, front to back, into one reused buffer of a batch's size (which stays in the
 processor's cache; the same into as much memory as a shuffle window takes is shown beside it). Ours is a world of one
@@ -205,7 +206,7 @@ def main() -> int:
     chosen = wanted(options.only, options.skip_peers)
     folder = Path(tempfile.mkdtemp(prefix="isthmus-stream-", dir=options.folder))
     machine = Machine(lock=options.lock, wait_s=options.wait, tries=2 if options.wait else 1)
-    disk = Disk(machine, folder, options.cache, rows, options.repeats, BATCH, max(4 * rows, 40_960))
+    disk = Disk(machine, folder, options.cache, rows, options.repeats, BATCH, max(32 * rows, 327_680))
     try:
         found = measure(disk, chosen, () if options.skip_peers else PEERS)
     finally:
