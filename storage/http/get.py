@@ -27,6 +27,8 @@ Check = Callable[[int, Mapping[str, str]], None]
 
 _MOST_VIEWS = 64
 """Pieces of memory that one call fills. The system's limit is 1,024; more than this saves nothing."""
+_MOST_HINTS = 16
+"""Answers of 102 or 103 before the one that counts."""
 _MOST_AT_ONCE = 1 << 18
 """Bytes of a body in chunks."""
 _GONE = (
@@ -295,6 +297,15 @@ class _Answer(http.client.HTTPResponse):
         if wait is not None:
             wait(self.fp)
         super().begin()
+
+    def _read_status(self) -> tuple[str, int, str]:
+        """The status of the answer itself. What says that it is coming (102, 103) the library takes for an answer."""
+        for _ in range(_MOST_HINTS):
+            found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
+            if not 101 < found[1] < 200:
+                return found
+            http.client.parse_headers(self.fp)
+        raise http.client.BadStatusLine("no answer after many that say that it is coming")
 
 
 class _Into:

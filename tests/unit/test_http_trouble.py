@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tls import Files, certificate, files
 
-from isthmus.errors import NotInstalled, StorageError, UsageError
+from isthmus.errors import DataError, NotInstalled, StorageError, UsageError
 from isthmus.storage.http import s3
 from isthmus.storage.http.wire import Wire
 from isthmus.storage.ranges import direct
@@ -234,6 +234,38 @@ def test_roots_with_other_characters(web: tuple[Files, str]) -> None:
         assert server.log[-1][0] == f"/{sent}/x%20y"
     assert container_and_path("s3://bucket/a#b/c?d/") == ("bucket", "a#b/c?d")
     assert container_and_path("abfss://c@account.dfs.core.windows.net/x/y") == ("c", "x/y")
+
+
+@pytest.mark.parametrize(("hints", "good"), [(1, True), (5, True), (40, False)])
+def test_answers_that_say_that_one_is_coming_are_passed_over(
+    web: tuple[Files, str], hints: int, good: bool
+) -> None:
+    server, address = web
+
+    def early(handler: Any) -> None:
+        for number in range(hints):
+            handler.wfile.write(
+                f"HTTP/1.1 {102 + number % 2} Soon\r\nLink: </style.css>; rel=preload\r\n\r\n".encode()
+            )
+
+    server.before = early
+    ranges = open_ranges(address, policy=RetryPolicy(budget_s=0.2, first_delay_s=0.05))
+    if good:
+        for start in range(3):
+            assert bytes(ranges.read("a", start, 1000)) == DATA[start : start + 1000]
+    else:
+        with pytest.raises(StorageError):
+            ranges.read("a", 0, 1000)
+    ranges.close()
+
+
+@pytest.mark.parametrize("root", ["file", "http"])
+def test_a_name_with_half_a_character_is_refused(web: tuple[Files, str], tmp_path: Path, root: str) -> None:
+    uri = web[1] if root == "http" else f"file://{tmp_path}"
+    ranges = open_ranges(uri, policy=RetryPolicy(budget_s=0.2, first_delay_s=0.05))
+    with pytest.raises(DataError, match="no name of a file below this root"):
+        ranges.read("part-\ud800.parquet", 0, 10)
+    ranges.close()
 
 
 def test_a_whole_file_that_the_server_compresses_is_refused(web: tuple[Files, str]) -> None:
