@@ -152,9 +152,11 @@ def many_reads() -> Iterator[ManyReads]:
         many = ManyReads()
     try:
         yield many
-    finally:
-        with _idle_lock:
-            _idle.append(many)
+    except BaseException:
+        many.close()  # answers may be waiting in it that the next one would take for its own
+        raise
+    with _idle_lock:
+        _idle.append(many)
 
 
 @functools.cache

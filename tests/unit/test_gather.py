@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from isthmus.errors import CorruptShard
 from isthmus.storage.ranges import local
+from isthmus.storage.ranges import many as many_module
 from isthmus.storage.ranges.counters import Counters
 from isthmus.storage.ranges.local import LocalRanges
 from isthmus.storage.ranges.many import ManyReads, available
@@ -267,6 +269,34 @@ def test_many_reads_at_once_are_those_of_pread(tmp_path):
     content = path.read_bytes()
     for at in set(range(1, count)) - {7, 20, 21}:
         assert memory[50 * at : 50 * at + 50].tobytes() == content[starts[at] : starts[at] + 50]
+
+
+def test_answers_of_reads_that_were_interrupted_are_nobody_s(tmp_path, monkeypatch):
+    """Injected: an interrupt between the reads and their answers."""
+    (tmp_path / "file").write_bytes(bytes(range(256)))
+    descriptor, memory = os.open(tmp_path / "file", os.O_RDONLY), np.zeros(200, np.uint8)
+    base, call = memory.__array_interface__["data"][0], many_module._call
+
+    def read(count: int, length: int) -> list[int]:
+        places, lengths = np.arange(count) * length, np.full(count, length)
+        with many_module.many_reads() as many:
+            return many.read(np.full(count, descriptor), base + places, lengths, places).tolist()
+
+    def interrupted(number, *arguments, **options):
+        done = call(number, *arguments, **options)
+        if number == many_module._CALLS[platform.machine()][3]:
+            raise KeyboardInterrupt
+        return done
+
+    try:
+        assert read(3, 10) == [10] * 3
+        with monkeypatch.context() as patch:
+            patch.setattr(many_module, "_call", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                read(8, 20)
+        assert read(4, 7) == [7] * 4
+    finally:
+        os.close(descriptor)
 
 
 def test_held_files_are_checked_and_given_back(tmp_path):
