@@ -214,10 +214,11 @@ def _batches(opened: Any) -> tuple[Any, Iterator[Any]]:
     """Schema and record batches of either arrow format."""
     magic = opened.read(6)
     opened.seek(0)
+    options = pa.ipc.IpcReadOptions(use_threads=False)
     if magic == b"ARROW1":
-        reader = pa.ipc.open_file(opened)
+        reader = pa.ipc.open_file(opened, options=options)
         return reader.schema, (reader.get_batch(at) for at in range(reader.num_record_batches))
-    stream = pa.ipc.open_stream(opened)
+    stream = pa.ipc.open_stream(opened, options=options)
     return stream.schema, iter(stream)
 
 

@@ -107,7 +107,8 @@ def parse_foreign_files(data: bytes, columns: ColumnMap, blocks: int) -> Foreign
         raise ValueError("its column map is not the manifest's")
     names = columns.names()
     wanted = ["file_bytes", "footer_bytes", "footer_crc32"]
-    table = file.read(columns=wanted + [f"{name}/{part}" for name in names for part in ("stored", "decoded")])
+    wanted += [f"{name}/{part}" for name in names for part in ("stored", "decoded")]
+    table = file.read(columns=wanted, use_threads=False)
     found: Mapping[str, Int64] = {name: _numbers(table, name) for name in table.column_names}
     files = ForeignFiles(
         file_bytes=found["file_bytes"],

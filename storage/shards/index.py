@@ -119,7 +119,8 @@ def _read_sibling(data: bytes, name: str, *, checksums: bool) -> SiblingIndex:
     crc32 = [f"{name}/footer_crc32", *(f"{name}/{column}/crc32" for column in columns)]
     if not all(pa.types.is_integer(types[column]) for column in crc32):
         raise ValueError(f"the checksums of sibling {name} are not whole numbers")
-    table = file.read(columns=[column for column in types if checksums or column not in crc32])
+    wanted = [column for column in types if checksums or column not in crc32]
+    table = file.read(columns=wanted, use_threads=False)
     none = np.zeros(0, np.int64)
     # One column of the index behind the other: side by side they would take longer to copy than to decode.
     return SiblingIndex(
@@ -218,7 +219,7 @@ def _parse(data: bytes, manifest: Manifest) -> Index:
     file = pq.ParquetFile(pa.BufferReader(data))
     if file.metadata.num_rows != manifest.blocks:
         raise ValueError(f"it lists {file.metadata.num_rows} blocks, the manifest {manifest.blocks}")
-    table = file.read(columns=["shard", "row_group", "rows", "bucket", "size_class"])
+    table = file.read(columns=["shard", "row_group", "rows", "bucket", "size_class"], use_threads=False)
     shards = table["shard"].combine_chunks().dictionary_encode()
     buckets = table["bucket"].combine_chunks().dictionary_encode()
     named = buckets.dictionary.to_pylist()

@@ -110,7 +110,8 @@ class Work:
         except FileNotFoundError:
             return None
         try:
-            table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+            reader = pa.ipc.open_file(pa.BufferReader(data), options=pa.ipc.IpcReadOptions(use_threads=False))
+            table = reader.read_all()
         except (pa.ArrowException, OSError, ValueError):
             raise DataError(
                 "not a record of a shard", where=where, hint="start over with --restart"

@@ -216,9 +216,8 @@ def _read_keys(dataset: Dataset, shard: str, row_group: int) -> list[str]:
             if name is None:
                 rows = file.metadata.row_group(row_group).num_rows
                 return [f"{shard}#{row_group}:{row}" for row in range(rows)]
-            return [
-                str(key) for key in file.read_row_group(row_group, columns=[name]).column(name).to_pylist()
-            ]
+            table = file.read_row_group(row_group, columns=[name], use_threads=False)
+            return [str(key) for key in table.column(name).to_pylist()]
     except FileNotFoundError:
         raise CorruptShard("the file is missing", shard=shard, row_group=row_group) from None
     except (pa.ArrowException, KeyError, IndexError) as error:
