@@ -5,28 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def replace_file(path: Path, data: str | bytes, *, sync: bool = False) -> None:
-    """Puts `data` at `path`, in place of whatever is there; the last of several writers at once has it.
+@contextlib.contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A name in the folder of `path` that nobody else has, to be written and then renamed or linked to `path`; what is still
+    there at the end is removed.
 
-    Args:
-        data: text is written as UTF-8.
-        sync: on the disk before it is in place, so that it survives the machine.
+    It is `.<name>.<process>-<chance>.tmp`: one for each call, since threads of one process write the same file, too.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):  # a read-only store refuses this too; the first error says so
+            temporary.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, data: str | bytes) -> None:
+    """Puts `data`, text as UTF-8, at `path`, in place of whatever is there; the last of several writers at once has it.
 
     Raises:
         OSError: nothing has changed.
     """
-    # A name for each call, not for each process: threads of one process write the same file, too.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
+    with temporary_beside(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
         temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):  # a read-only store refuses this too; the first error says so
-            temporary.unlink(missing_ok=True)

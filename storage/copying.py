@@ -6,7 +6,6 @@ import contextlib
 import glob
 import hashlib
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import DataError, IsthmusError, StorageError
+from isthmus.files import temporary_beside
 from isthmus.storage import filesystems
 from isthmus.storage.rundir.patience import persistently
 from isthmus.storage.rundir.process import ProcessId
@@ -205,14 +205,10 @@ def _write_local(path: Path, pieces: Iterator[bytes]) -> None:
         number = left.name[len(path.name) + 2 :].partition("-")[0]
         if number.isdigit() and ProcessId.of(int(number)) is None:
             left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
+    with temporary_beside(path) as temporary:
         with temporary.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from isthmus.errors import StorageError
+from isthmus.files import temporary_beside
 from isthmus.storage import filesystems
 from isthmus.storage.ranges import clients
 from isthmus.storage.ranges.causes import Cause, ReadFailed
@@ -128,8 +128,7 @@ def _write(path: Path, data: memoryview | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     left = memoryview(data)
     # Whole or not at all, as in an object store: whoever else writes the same file is not mixed into it.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
+    with temporary_beside(path) as temporary:
         with temporary.open("wb", buffering=0) as file:
             while left:
                 written = file.write(left[:_PIECE])
@@ -138,6 +137,3 @@ def _write(path: Path, data: memoryview | bytes) -> None:
                 left = left[written:]
             os.fsync(file.fileno())
         temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

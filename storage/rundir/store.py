@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from isthmus.errors import StorageError
+from isthmus.files import temporary_beside
 from isthmus.storage import filesystems
 from isthmus.storage.ranges import causes
 
@@ -157,20 +157,16 @@ class LocalStore:
 
     @contextmanager
     def _temporary(self, path: Path, data: bytes) -> Iterator[Path]:
-        # The leading dot keeps it out of names(); the suffix keeps two writers apart.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            yield temporary
-        except OSError as error:
-            raise storage_error(error, str(path), "write") from error
-        finally:
-            with suppress(OSError):  # a read-only store refuses this too; the error above says so
-                temporary.unlink(missing_ok=True)
+        with temporary_beside(path) as temporary:  # its leading dot keeps it out of names()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with temporary.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield temporary
+            except OSError as error:
+                raise storage_error(error, str(path), "write") from error
 
     def names(self, folder: str) -> list[str]:
         path = self.root / folder

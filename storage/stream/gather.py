@@ -133,7 +133,7 @@ class Gatherer(Ahead[Part]):
         self._state.active[part] = time.monotonic()
 
     def _help(self) -> Callable[[], None] | None:
-        """See `Ahead._help`: what lies in the page cache is copied in less time than a thread takes to wake up."""
+        """See `Ahead._help`: reading is better than to sleep and be woken while a core is idle, where no disk is waited for."""
         state = self._state
         if not state.queue or state.wanted < self._no_help_before:
             return None

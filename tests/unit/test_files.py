@@ -39,7 +39,7 @@ def test_threads_of_one_process_replace_it_at_once(tmp_path: Path) -> None:
 
 def _write_often(path: Path, text: str) -> None:
     for _ in range(50):
-        replace_file(path, text, sync=False)
+        replace_file(path, text)
 
 
 def test_processes_replace_it_at_once(tmp_path: Path) -> None:
@@ -56,13 +56,12 @@ def test_processes_replace_it_at_once(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_what_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path, sync: bool) -> None:
+def test_what_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    replace_file(path, "old", sync=sync)
+    replace_file(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        replace_file(path, "\ud800", sync=sync)
+        replace_file(path, "\ud800")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
     with pytest.raises(FileNotFoundError):
-        replace_file(tmp_path / "nowhere" / "record.json", b"new", sync=sync)
+        replace_file(tmp_path / "nowhere" / "record.json", b"new")
