@@ -7,6 +7,7 @@ import operator
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,12 +40,18 @@ class _Seen(NamedTuple):
 
 
 class Held:
-    """An open file and how many reads use it; closed when nobody does and it left the cache."""
+    """An open file and how many reads use it; closed when nobody does and it left the cache, or when nobody knows it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.users, self.dropped = descriptor, 0, False
         self.checked = 0.0
         """When it was last found to be the file that the index describes."""
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False  # the system does that
+
+    def close(self) -> None:
+        """Closes it, once."""
+        self._close()
 
 
 class _Descriptors:
@@ -75,7 +82,7 @@ class _Descriptors:
                 file.users -= 1
             unused = [file for file in files if file.dropped and not file.users]
         for file in unused:
-            os.close(file.descriptor)
+            file.close()
 
     def drop(self, name: str) -> None:
         """Forgets a file: the next read opens it again."""
@@ -121,7 +128,7 @@ class _Descriptors:
                 file.dropped = True
                 unused = not file.users
             if unused:
-                os.close(file.descriptor)
+                file.close()
 
 
 class LocalRanges:

@@ -8,7 +8,7 @@ import datetime
 import http.server
 import ipaddress
 import re
-import select
+import selectors
 import socket
 import socketserver
 import ssl
@@ -169,14 +169,17 @@ class _Tunnel(socketserver.BaseRequestHandler):
             return
         place = target if method == b"CONNECT" else target.removeprefix(b"http://").partition(b"/")[0]
         host, _, port = place.decode().rpartition(":")
-        with socket.create_connection((host, int(port))) as other:
+        with socket.create_connection((host, int(port))) as other, selectors.DefaultSelector() as waiting:
             if method == b"CONNECT":
                 self.request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
                 other.sendall(asked.replace(b"http://" + place, b"", 1))
             ends = [self.request, other]
+            for end in ends:
+                waiting.register(end, selectors.EVENT_READ)
             while True:
-                for end in select.select(ends, [], [])[0]:
+                for key, _ in waiting.select():
+                    end: Any = key.fileobj
                     data = end.recv(1 << 16)
                     if not data:
                         return

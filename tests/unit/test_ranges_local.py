@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from isthmus.errors import DataError, StorageError
 from isthmus.storage.ranges.counters import Counters
+from isthmus.storage.ranges.local import LocalRanges
 from isthmus.storage.ranges.open import open_ranges
 from isthmus.storage.ranges.retry import RetryPolicy
 from isthmus.storage.ranges.spec import FileCutShort, FileReplaced
@@ -158,3 +160,28 @@ def test_close_wakes_a_read_that_waits(folder: Path) -> None:
     ranges.close()
     with pytest.raises(StorageError, match="closed"):
         ranges.read("a", 0, 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux lists them")
+def test_files_are_closed_when_nobody_knows_them_any_more(folder: Path) -> None:
+    """A dataset that was looked at is dropped without a word by most who look at one."""
+
+    def opened() -> int:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return sum(link.readlink().is_relative_to(folder) for link in links)
+
+    for number in range(100):
+        (folder / f"f{number}").write_bytes(DATA[:10])
+    ranges = open_ranges(str(folder))
+    assert isinstance(ranges, LocalRanges)
+    for number in range(100):
+        ranges.read(f"f{number}", 0, 10)
+    assert opened() == 64
+    held = ranges.hold([("a", len(DATA))])
+    del ranges
+    gc.collect()
+    assert opened() == 1  # in use
+    assert os.pread(held[0].descriptor, 5, 0) == DATA[:5]
+    del held
+    gc.collect()
+    assert opened() == 0
