@@ -88,7 +88,9 @@ class Engine:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(1.0)
-                    on_progress(self.progress)
+                    if thread.is_alive():
+                        on_progress(self.progress)
+            on_progress(self.progress)  # even of what ended before anybody looked
         except BaseException as error:
             self._stop(error)
             # Whatever they are in the middle of ends by itself; the journal needs none of it.

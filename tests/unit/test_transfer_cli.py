@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,12 @@ def test_the_command_of_another_tool(
     assert out.count("&&") == 1
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["", "over-before-anybody-looks"])
 def test_whoever_saw_a_progress_line_sees_the_last_one(
-    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    places: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: bool,
 ) -> None:
     source, target = places
     _, out, err = said(capsys, source, target)
@@ -132,6 +137,15 @@ def test_whoever_saw_a_progress_line_sees_the_last_one(
     # As on a terminal, and as if the copy took long.
     monkeypatch.setattr("isthmus.cli.data_copy.EVERY_S", 0.0)
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
+    if at_once:
+        start = threading.Thread.start
+
+        def run_whole(thread: threading.Thread) -> None:
+            start(thread)
+            if thread.name.startswith("copy-"):
+                thread.join()
+
+        monkeypatch.setattr(threading.Thread, "start", run_whole)
     (source / "b" / "d").write_bytes(b"x" * 500)
     code, out, err = said(capsys, source, target)
     assert code == 0
