@@ -98,7 +98,11 @@ def test_an_interrupted_spot_job_is_restarting(
     script(seconds=60)
     job = job_of(cloud, *sm(tier="spot"))
     handle = send(backend, job)
-    until(lambda: backend.status(handle), lambda status: status.state == "running")
+    # Not only running: what it says must be there before it is evicted.
+    until(
+        lambda: list(backend.logs(handle, follow=False)), lambda lines: any("hello" in x.text for x in lines)
+    )
+    assert backend.status(handle).state == "running"
     cloud.capacity["ml.m5.xlarge spot"] = 0
     try:
         cloud.evict(handle.native["job_id"])
