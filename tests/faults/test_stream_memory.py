@@ -133,15 +133,18 @@ def test_a_resume_at_90_percent_costs_what_a_start_costs_at_any_number_of_rows(t
         datasets[640 * times] = open_dataset(str(tmp_path / f"{times}"))
     # The least of several: tests run beside others, which add to a time and never take from it.
     found: dict[tuple[int, float], float] = {}
-    for round_ in range(30):
+
+    def resumed_as_started() -> bool:
+        return all(found[rows, 0.9] <= 2 * found[rows, 0.0] for rows in datasets)
+
+    for round_ in range(60):
         for rows, dataset in datasets.items():
             for share in (0.0, 0.9):
                 took = first_batch(dataset, int(share * rows) // 32, check)
                 found[rows, share] = min(took, found.get((rows, share), took))
-        if round_ >= 4 and found[64_000, 0.9] <= 1.2 * found[6_400, 0.9]:
+        if round_ >= 4 and resumed_as_started() and found[64_000, 0.9] <= 1.2 * found[6_400, 0.9]:
             break
     told = [f"{rows} rows at {share:.0%}: {1e3 * s:.1f} ms" for (rows, share), s in found.items()]
     print(f"\nto the first batch: {', '.join(told)}")
-    for rows in datasets:
-        assert found[rows, 0.9] <= 2 * found[rows, 0.0]
+    assert resumed_as_started()
     assert found[64_000, 0.9] <= 1.5 * found[6_400, 0.9] + 0.005
