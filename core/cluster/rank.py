@@ -19,7 +19,7 @@ from types import FrameType
 from isthmus.core.cluster.meeting import meet
 from isthmus.core.outcome import EXIT_CODES, FOLDER_VARIABLE, Ending, write_outcome
 from isthmus.errors import IsthmusError
-from isthmus.storage.rundir.process import PARENT_VARIABLE, ProcessId, die_with_parent
+from isthmus.storage.rundir.process import PARENT_VARIABLE, ProcessId, die_with_parent, to_the_end
 
 
 def main(arguments: list[str]) -> int:
@@ -97,4 +97,4 @@ def _exit_code(folder: Path, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(to_the_end(lambda: main(sys.argv[1:])))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from isthmus.core.outcome import FOLDER_VARIABLE, write_outcome
 from isthmus.errors import UsageError
 from isthmus.storage.rundir import RunDirectory
+from isthmus.storage.rundir.process import to_the_end
 
 if TYPE_CHECKING:
     from isthmus.core.recipe.schema import Recipe
@@ -131,4 +132,4 @@ def _threads(local_ranks: int, device: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(to_the_end(main))

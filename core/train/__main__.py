@@ -62,4 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from isthmus.storage.rundir.process import to_the_end
+
+    sys.exit(to_the_end(main))
