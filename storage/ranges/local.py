@@ -225,6 +225,8 @@ class LocalRanges:
                 done = _preadv_all(descriptor, views, start, wanted)
         except FileNotFoundError:
             self._root_is_there()
+            if (self._folder / name).exists():
+                raise ReadFailed(Kind.PASSING, "the folder was gone for a moment") from None
             raise
         self._counters.add("bytes", done)
         if done == wanted:

@@ -49,10 +49,12 @@ class Watcher:
 
     def _watch(self) -> None:
         while not self._stop.is_set():
-            # A file that goes or is renamed meanwhile is counted not at all or twice: that look does not count.
+            # Where a file goes, comes or is renamed meanwhile the look does not count: it saw two states.
             with contextlib.suppress(FileNotFoundError):
-                total = sum(path.stat().st_size for path in self._copies.glob("*/*"))
-                self.most, self.samples = max(self.most, total), self.samples + 1
+                seen = set(self._copies.glob("*/*"))
+                total = sum(path.stat().st_size for path in seen)
+                if seen == set(self._copies.glob("*/*")):
+                    self.most, self.samples = max(self.most, total), self.samples + 1
             time.sleep(0.001)
 
 

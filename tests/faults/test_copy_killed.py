@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -68,7 +69,10 @@ def test_a_copy_that_is_killed_goes_on(tmp_path: Path, run: RunDirectory, verb: 
         if process.poll() is not None:
             out, _ = process.communicate()
             assert process.returncode == 0, out.decode()
-            break
+            if kills >= 2:
+                break
+            shutil.rmtree(tmp_path / "there")  # it was faster than we were
+            continue
         process.kill()
         process.communicate()
         kills += 1

@@ -36,7 +36,7 @@ from isthmus.errors import UsageError
 pytestmark = [pytest.mark.faults]
 TWO = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2}
 SLEEPS = "trap 'echo got TERM; exit 75' TERM; echo ready $$; while :; do sleep 0.1; done"
-GRACE_S = 1.0
+GRACE_S = 4.0
 
 
 def fill() -> None:
@@ -209,7 +209,7 @@ def test_no_restart_once_the_wait_is_over(cloud: SageMakerEmulator, submit: Any)
 
 
 def test_the_runtime_covers_all_attempts(submit: Any) -> None:
-    limit = {"MaxRuntimeInSeconds": 1}
+    limit = {"MaxRuntimeInSeconds": 4}  # long enough for it to have its handler
     name = submit("long", SLEEPS, StoppingCondition=limit)
     answer = until_ended(name)
     assert (answer["TrainingJobStatus"], answer["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")

@@ -57,7 +57,7 @@ def test_kill_then_sigterm_then_resume_equal_the_uninterrupted_run(
         rank_process(process, dice.randint(0, 1)).kill()
         assert process.wait(timeout=60) == 1
 
-    evicted_at = dice.randint(STEPS + 1, 2 * STEPS - 10)
+    evicted_at = dice.randint(STEPS + 1, 2 * STEPS - 20)
     with training(recipe, run, module="isthmus.core.worker") as process:
         wait_for_step(process, run, evicted_at, attempt=2)
         rank_process(process, dice.randint(0, 1)).send_signal(signal.SIGTERM)

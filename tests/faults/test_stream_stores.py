@@ -110,7 +110,7 @@ def test_credentials_that_expire_in_the_middle_of_an_epoch_are_fetched_anew(
     # And when no key is good any more, it is said, with the place and without the key.
     server.fail(expired(), times=float("inf"), match="part-")
     with pytest.raises(StorageError) as raised:
-        keys_of(loader_of(dataset, BRIEF))
+        keys_of(loader_of(dataset, replace(BRIEF, stall_s=10.0)))
     line = str(raised.value)
     assert re.search(r"shard part-0000\d.\w+.parquet, row group \d: .*credentials", line), line
     assert "KEY" not in line

@@ -102,7 +102,7 @@ def test_a_store_that_falls_silent_is_asked_again(
     for name, data in contents(tree).items():
         store.put(name, data)
     between.fail(stall(), times=2, match=".bin")
-    copied(store.root, tmp_path / "target", tmp_path / "state", replace(QUICK, stall_s=0.5))
+    copied(store.root, tmp_path / "target", tmp_path / "state", replace(QUICK, stall_s=2.0, budget_s=60.0))
     assert contents(tmp_path / "target") == contents(tree)
 
 

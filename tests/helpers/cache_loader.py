@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ def digest(batch: Batch) -> str:
     for array in arrays:
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:16]
+
+
+def copies(settings: dict[str, Any]) -> list[Path]:
+    """Files that are whole in the cache's folder."""
+    found = Path(settings.get("cache") or "/nowhere").glob("copies/*/*")
+    return [path for path in found if not path.name.endswith("%part")]
 
 
 def load(settings: dict[str, Any]) -> dict[str, Any]:
@@ -64,6 +71,9 @@ def load(settings: dict[str, Any]) -> dict[str, Any]:
         for batch in islice(loader, settings["steps"]):
             digests.append(digest(batch))
             time.sleep(settings.get("pace", 0.0))
+        deadline = time.monotonic() + 30
+        while len(copies(settings)) < settings.get("copies", 0) and time.monotonic() < deadline:
+            time.sleep(0.02)  # files are brought behind the reader's back
     access.close()
     counts = {name: access.counters.count(name) for name in ("cache_hits", "cache_misses")}
     return {"digests": digests, **counts, "brought": access.counters.count("cache_brought_bytes")}

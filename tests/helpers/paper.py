@@ -35,6 +35,7 @@ from isthmus.backends.spec import (
 from isthmus.core.recipe.dump import dump_recipe, yaml_text
 from isthmus.core.recipe.stages import Section
 from isthmus.errors import PreflightRefused, StorageError
+from isthmus.files import replace_file
 from isthmus.storage.rundir import RunDirectory
 
 
@@ -77,8 +78,9 @@ class Paper:
             run.event("started", attempt=len(run.events("started")) + 1, job=name)
         if state in EXIT_CODES and begin:
             run.event(state, cause=cause, exit_code=EXIT_CODES[state])
-        (self.folder / "jobs" / f"{name}.json").write_text(
-            json.dumps({**job, "state": state, "cause": cause})
+        # Whole: launchers look at it many times a second.
+        replace_file(
+            self.folder / "jobs" / f"{name}.json", json.dumps({**job, "state": state, "cause": cause})
         )
 
     def break_network(self, when: Literal["before", "after", "never"]) -> None:

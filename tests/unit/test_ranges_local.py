@@ -185,3 +185,21 @@ def test_files_are_closed_when_nobody_knows_them_any_more(folder: Path) -> None:
     del held
     gc.collect()
     assert opened() == 0
+
+
+def test_a_folder_that_is_back_before_anybody_looks_is_not_a_missing_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file could not be opened, and it is there when that is looked into."""
+    counters, usual = Counters(), os.open
+    ranges = open_ranges(str(folder), policy=QUICK, counters=counters)
+
+    def away_once(path: Path, flags: int) -> int:
+        monkeypatch.setattr(os, "open", usual)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "open", away_once)
+    assert bytes(ranges.read("a", 0, 5)) == DATA[:5]
+    assert counters.count("retries") == 1
+    with pytest.raises(FileNotFoundError):
+        ranges.read("z", 0, 5)

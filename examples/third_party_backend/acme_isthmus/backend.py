@@ -110,8 +110,18 @@ class AcmeBackend:
             native={"job_id": rendered.job_id},
         )
         folder = _folder(handle)
-        if (folder / "taken").exists():
+        taken = (folder / "taken").exists()
+        if not taken:
+            self._start(folder, rendered)
+        for _ in range(200):
+            if (folder / "pid").exists():
+                return handle
+            time.sleep(0.05)
+        if taken:
             return handle
+        raise StorageError("the cluster does not answer", where=str(folder))
+
+    def _start(self, folder: Path, rendered: Rendered) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in {**rendered.files, "job.sh": str(rendered.request["script"])}.items():
@@ -132,23 +142,18 @@ class AcmeBackend:
                 )
         except OSError as error:
             raise StorageError(f"cannot start the job: {error.strerror}", where=str(folder)) from error
-        for _ in range(200):
-            if (folder / "pid").exists():
-                return handle
-            time.sleep(0.05)
-        raise StorageError("the cluster does not answer", where=str(folder))
 
     def status(self, handle: Handle) -> Status:
         """What the worker recorded, while its process is there or once it has ended."""
         for child in self._children:
             child.poll()  # or it would stay as a zombie of this process
+        alive = _alive(handle)  # before its events: it may write its last word and end in between
         attempt, ending = None, None
         for event in RunDirectory(handle.run_uri).events():
             if event["type"] in ("submitted", "started"):
                 attempt, ending = event.get("attempt"), None
             elif event["type"] in EXIT_CODES and ending is None:
                 ending = event
-        alive = _alive(handle)
         if ending is not None and not alive:
             state = ending["type"]
             code = int(ending.get("exit_code", EXIT_CODES[state]))
