@@ -177,10 +177,11 @@ class TrackerThread:
 
     def _work(self) -> None:
         while True:
+            ending = self._ending.is_set()  # asked before it gathers: what came in between is gathered yet
             batch = self._gather()
             if batch:
                 self._deliver(batch)
-            elif self._ending.is_set():
+            elif ending:
                 break
         if self._opened:
             self._attempt(self._sink.close)

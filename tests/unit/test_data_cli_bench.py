@@ -73,7 +73,7 @@ def test_an_object_store_is_benched_as_well(
 def test_over_http_the_bench_finds_that_latency_limits_and_that_requests_failed(
     latents: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["--batch-size", "8", "--lanes", "4", "--window", "16", "--resolution", "16", "--seconds", "0.4"]
+    few = ["--batch-size", "8", "--lanes", "4", "--window", "16", "--resolution", "16", "--seconds", "1.2"]
     with FaultyServer(Path(latents["dit"])) as server:
         server.fail(late(0.04), times=10**9, match="part-")
         found = bench(capsys, server.url, *few, "--depth", "1,4")

@@ -408,6 +408,7 @@ def test_another_process_asks_by_http(api: Api) -> None:
     new = name()
     assert api("PUT", f"/jobs/{new}", job())[0] == 201
 
+    api.cloud.wait(new, "Queued", timeout=20)
     whole = api.cloud.address + "/emulator/state"
     data = json.dumps({"job": new}).encode()
     with urllib.request.urlopen(

@@ -27,7 +27,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SageMakerEmulato
     """One emulator for all; plain processes will do where nothing runs."""
     with (
         SageMakerEmulator(
-            tmp_path_factory.mktemp("cloud"), privileges="processes", grace=1, patience=0.3
+            tmp_path_factory.mktemp("cloud"), privileges="processes", grace=1, patience=0.3, jobs_at_once=32
         ) as cloud,
         pytest.MonkeyPatch.context() as patch,
     ):

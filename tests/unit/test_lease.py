@@ -71,9 +71,9 @@ def test_a_fenced_attempt_commits_no_checkpoint(run: RunDirectory) -> None:
 
 
 def test_it_is_renewed_while_held(run: RunDirectory) -> None:
-    with run.lease(0.6, "holder") as lease:
+    with run.lease(3.0, "holder") as lease:
         with pytest.raises(LeaseLost):
-            run.lease(0.6, "other", wait=1.5)
+            run.lease(3.0, "other", wait=4.5)
         lease.check()
 
 
