@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
@@ -15,6 +16,10 @@ from servers import azurite, blob, faulty, moto, nginx, no_credentials, s3  # no
 
 # Started in the background, as by `nohup make test &`, this process and all its children would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# An example may take as long as the machine's other work makes it; what shall be fast is timed on purpose elsewhere.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from isthmus.storage.rundir.process import to_the_end
 def main():
     import atexit
     atexit.register(lambda: print("a library's last words"))
-    threading.Thread(target=lambda: (time.sleep(0.2), print("a thread's"))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("a thread's"))).start()
     print("done", end=" ")
     return 75
 """

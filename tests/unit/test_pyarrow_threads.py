@@ -79,7 +79,7 @@ def test_the_rule_finds_them(tmp_path, line, found):
 
 
 COUNT = """
-import json, os, sys, threading
+import json, os, sys, threading, time
 import numpy, pyarrow, pyarrow.parquet
 from isthmus.cli.app import main
 
@@ -93,6 +93,9 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
+deadline = time.monotonic() + 5  # a thread of Python's that has ended stays listed for a moment; a pool stays for good
+while tasks() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
 print(json.dumps({"started": tasks() - before}))
 """
 
